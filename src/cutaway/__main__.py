@@ -1,0 +1,5 @@
+"""`python -m cutaway`: the command line."""
+
+from cutaway.cli import main
+
+main()

@@ -1,0 +1,78 @@
+"""The command line: `cutaway VERB`, one small module a verb.
+
+Holds the table of verbs and the way in. A verb is a function `verb(...)` (or a `typer.Typer` for a verb with
+sub-commands) in its own module, named in VERBS; only the module of the verb asked for is imported, and whatever is
+heavy waits inside the function. To add one, write the module and a line of VERBS; the page docs/cli.md is made from it.
+Knows nothing of arrays and kernels: it calls `cutaway.llm` and `cutaway.files`. Read next: `options.py`, the options
+verbs share and what happens to errors; then `run.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["VERBS", "application", "main"]
+
+VERBS: dict[str, str] = {  # verb -> module; in the order of --help
+    "run": "cutaway.cli.run",
+    "chat": "cutaway.cli.chat",
+    "inspect": "cutaway.cli.inspect",
+    "tokenize": "cutaway.cli.tokenize",
+    "pull": "cutaway.cli.pull",
+    "models": "cutaway.cli.models",
+}
+
+
+def application(verb: str | None = None) -> typer.Typer:
+    """The typer application: with one verb's module imported, or with all of them."""
+    import typer
+
+    app = typer.Typer(
+        name="cutaway",
+        help="An LLM inference engine with its side cut open.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback()
+    def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+        pass  # `main` answers --version before anything is imported
+
+    for name in [verb] if verb in VERBS else VERBS:
+        found = getattr(importlib.import_module(VERBS[name]), name.replace("-", "_"))
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name)(found)
+    return app
+
+
+def version() -> str:
+    """One line: the version, the Python and the machine."""
+    import platform
+
+    from cutaway import __version__
+
+    return f"cutaway {__version__} (Python {platform.python_version()}, {platform.system()} {platform.machine()})"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 a known error, 2 wrong usage, 130 stopped by Ctrl-C."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows ? and does not crash
+    try:
+        if arguments[:1] == ["--version"]:
+            sys.stdout.write(version() + "\n")
+            return
+        application(arguments[0] if arguments else None)(args=arguments, prog_name="cutaway")
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -1,0 +1,274 @@
+"""What verbs share: groups of options, the origin of every setting, and what happens to errors.
+
+A verb's parameter annotated with one of the dataclasses below stands for all its fields: `command` unfolds them for
+typer and folds the values back. Knows no verb. Read next: `run.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Annotated, Any, Optional
+
+import typer
+
+from cutaway.errors import CutawayError, RequestError
+
+__all__ = ["JsonFlag", "ModelOptions", "SamplingOptions", "Setting", "command"]
+
+Verb = Callable[..., None]
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def command(function: Verb) -> Verb:
+    """Make a verb of `function`: unfold its option groups, and turn known errors into one line and an exit status.
+
+    CutawayError: `cutaway: error: ...` on stderr, status 1. Ctrl-C: status 130. A reader of stdout that has gone
+    away (`cutaway ... | head`): silence, status 0.
+    """
+    hints = typing.get_type_hints(function, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in groups:
+            parameters.extend(_unfold(groups[parameter.name]))
+        else:
+            parameters.append(parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY))
+
+    @functools.wraps(function)
+    def verb(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        try:
+            function(**values)
+            sys.stdout.flush()
+        except CutawayError as error:
+            sys.stdout.flush()
+            sys.stderr.write(f"cutaway: error: {error}\n")
+            raise SystemExit(1) from None
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it exits
+            raise SystemExit(0) from None
+
+    verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    verb.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return verb
+
+
+def _unfold(group: type) -> list[inspect.Parameter]:
+    hints = typing.get_type_hints(group, include_extras=True)
+    unfolded = []
+    for field in fields(group):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        unfolded.append(
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
+            )
+        )
+    return unfolded
+
+
+def _model(*names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Model and memory", **more)
+
+
+def _sampling(*names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Sampling", **more)
+
+
+def _stopping(*names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Length and stopping", **more)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model, and how it is held in memory."""
+
+    model: Annotated[
+        Optional[str],
+        _model("--model", "-m", envvar="CUTAWAY_MODEL", help="A path, a catalogue name, or a hub id such as org/name."),
+    ] = None
+    threads: Annotated[
+        Optional[int],
+        _model("--threads", envvar="CUTAWAY_THREADS", help="Threads that compute. Default: the physical cores allowed."),
+    ] = None
+    max_context: Annotated[
+        Optional[int], _model("--max-context", "-c", help="Tokens a sequence may hold, prompt and answer together.")
+    ] = None
+    kv_type: Annotated[Optional[str], _model("--kv-type", help="Type of the KV cache: f16, f32 or q8_0.")] = None
+    k_type: Annotated[Optional[str], _model("--k-type", help="Type of the keys alone.")] = None
+    v_type: Annotated[Optional[str], _model("--v-type", help="Type of the values alone.")] = None
+    activations: Annotated[
+        Optional[str], _model("--activations", help="What meets quantised weights: int8 (fast) or f32 (no rounding).")
+    ] = None
+    no_kv_cache: Annotated[
+        bool, _model("--no-kv-cache", help="Recompute the whole sequence at every step. Same text, slower.")
+    ] = False
+    no_prefix_cache: Annotated[
+        bool, _model("--no-prefix-cache", help="Do not share blocks between prompts that begin alike.")
+    ] = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `LLM`: only what was asked for, so that LLM's own defaults hold for the rest."""
+        asked = {
+            name: getattr(self, name)
+            for name in ("threads", "max_context", "kv_type", "k_type", "v_type", "activations")
+            if getattr(self, name) is not None
+        }
+        if self.no_kv_cache:
+            asked["kv_cache"] = False
+        if self.no_prefix_cache:
+            asked["prefix_cache"] = False
+        return asked
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One sampling setting and where it came from: "flag", "model" (the model's files) or "default"."""
+
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How the next token is chosen, and when to stop. None stands for: not given."""
+
+    temperature: Annotated[
+        Optional[float], _sampling("--temperature", "--temp", help="0 is greedy. Divides the logits.")
+    ] = None
+    top_k: Annotated[Optional[int], _sampling("--top-k", help="Keep the k likeliest tokens; 0 is off.")] = None
+    top_p: Annotated[
+        Optional[float], _sampling("--top-p", help="Keep the likeliest tokens up to this mass, in (0, 1].")
+    ] = None
+    min_p: Annotated[
+        Optional[float], _sampling("--min-p", help="Keep tokens at least this share as likely as the likeliest.")
+    ] = None
+    repetition_penalty: Annotated[
+        Optional[float],
+        _sampling("--repetition-penalty", "--repeat-penalty", help="Over prompt and answer; 1 is off."),
+    ] = None
+    presence_penalty: Annotated[
+        Optional[float], _sampling("--presence-penalty", help="Off each token already in the answer; 0 is off.")
+    ] = None
+    frequency_penalty: Annotated[
+        Optional[float], _sampling("--frequency-penalty", help="Off each token, times its count; 0 is off.")
+    ] = None
+    logit_bias: Annotated[
+        Optional[list[str]], _sampling("--logit-bias", metavar="ID=BIAS", help="Add to one token's logit. Repeatable.")
+    ] = None
+    seed: Annotated[Optional[int], _sampling("--seed", help="The same seed draws the same text.")] = None
+    dialect: Annotated[
+        Optional[str],
+        _sampling("--dialect", help="Whose order of stages: cutaway, hf, vllm, llama.cpp or mlx."),
+    ] = None
+    settings_from: Annotated[
+        Optional[str],
+        _sampling("--settings-from", metavar="model", help="Apply the settings that the model's files carry."),
+    ] = None
+    n: Annotated[Optional[int], _stopping("--n", "-n", help="Answers to the same prompt.")] = None
+    max_tokens: Annotated[
+        Optional[int], _stopping("--max-tokens", "--predict", help="Tokens to answer with at most.")
+    ] = None
+    stop: Annotated[
+        Optional[list[str]],
+        _stopping("--stop", help=r"End before this text. Repeatable. \n, \t and \\ are understood."),
+    ] = None
+    stop_token_id: Annotated[
+        Optional[list[int]], _stopping("--stop-token-id", help="End at this token. Repeatable.")
+    ] = None
+    ignore_eos: Annotated[bool, _stopping("--ignore-eos", help="Go on past the end-of-sequence tokens.")] = False
+
+    def resolve(self, generation: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Setting]:
+        """Every setting with its origin. `generation` is what the model's files carry, `defaults` our own.
+
+        The files' settings are used only with `--settings-from model`, and never over a flag.
+        """
+        flags = self._flags()
+        carried = carried_settings(generation) if self.settings_from else {}
+        if self.settings_from not in (None, "model"):
+            raise RequestError("--settings-from", found=self.settings_from, expected="model", param="settings_from")
+        resolved = {}
+        for name, default in defaults.items():
+            if name in flags:
+                resolved[name] = Setting(flags[name], "flag")
+            elif name in carried:
+                resolved[name] = Setting(carried[name], "model")
+            else:
+                resolved[name] = Setting(default, "default")
+        return resolved
+
+    def _flags(self) -> dict[str, Any]:
+        flags: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in _PLAIN
+            if getattr(self, name) is not None
+        }
+        if self.logit_bias:
+            flags["logit_bias"] = dict(map(_bias, self.logit_bias))
+        if self.stop:
+            flags["stop"] = tuple(map(_unescape, self.stop))
+        if self.stop_token_id:
+            flags["stop_token_ids"] = tuple(self.stop_token_id)
+        if self.ignore_eos:
+            flags["ignore_eos"] = True
+        return flags
+
+
+_PLAIN = (
+    "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed dialect n max_tokens"
+).split()
+_CARRIED = {  # the names in generation_config.json, and of general.sampling.* in GGUF
+    "temperature": "temperature",
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "penalty_repeat": "repetition_penalty",
+    "penalty_present": "presence_penalty",
+    "penalty_freq": "frequency_penalty",
+}
+
+
+def carried_settings(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling settings among what a model's files carry, under our names. `do_sample: false` is temperature 0."""
+    carried = {}
+    for key, value in generation.items():
+        name = _CARRIED.get(key.removeprefix("general.sampling."))
+        if name is not None and value is not None:
+            carried[name] = value
+    if generation.get("do_sample") is False:
+        carried["temperature"] = 0.0
+    return carried
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, separator, bias = text.partition("=")
+    try:
+        if not separator:
+            raise ValueError
+        return int(token), float(bias)
+    except ValueError:
+        raise typer.BadParameter(f"--logit-bias takes ID=BIAS such as 151645=-5, not {text!r}") from None
+
+
+def _unescape(text: str) -> str:
+    escapes = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+    parts = []
+    rest = iter(text)
+    for character in rest:
+        if character != "\\":
+            parts.append(character)
+            continue
+        following = next(rest, "")
+        parts.append(escapes.get(following, "\\" + following))
+    return "".join(parts)

@@ -1,0 +1,38 @@
+"""Every tolerance of the tests, with where it comes from. No test has a number of its own.
+
+EPS32 is the spacing of float32 at 1. A bound below is either derived from it, or relative to what a plain float32
+computation (transformers) is off on the same input: then both computations are allowed the same kind of error.
+"""
+
+from __future__ import annotations
+
+EPS32 = 2.0**-23
+
+# An inverse frequency: one power, one division, at most three more operations for a scaling, each rounded once (half
+# an EPS32), in transformers and in ours; torch's vectorised power may be off by one spacing more.
+INVERSE_FREQUENCY_RELATIVE = 8 * EPS32
+
+# A cosine of the same float32 angle: ours is rounded once, torch's is off by one spacing of 1 at most, then both are
+# multiplied by the attention factor (rounded once more, hence times the factor, which is below 2).
+COSINE_ABSOLUTE = 4 * EPS32
+
+# Logits and hidden states against a float64 run of the same weights: no more than this many times what transformers'
+# own float32 run is off. Both sum the same products in another order, so the errors have the same size; a wrong
+# formula is off by 1e-3 and more, four orders above it.
+FLOAT32_TIMES_TRANSFORMERS = 4.0
+
+# The float64 reference against float64 transformers. They differ in the float32 tables only: a cosine is rounded to
+# float32 (EPS32 / 2), so a score moves by EPS32 / 2 relative, and a hidden state by a few of that for each layer.
+FLOAT64_RELATIVE_PER_LAYER = 8 * EPS32
+
+
+# Dot products of float32 in another order: each of n additions rounds once, relative to the sum of absolute products.
+def dot_product(length: int) -> float:
+    """Times sum |x_k * w_k|: the bound n * EPS32 / 2 for one order, twice for two of them."""
+    return length * EPS32
+
+
+# float16 keys and values: a value is rounded by 2^-11 relative. q8_0: by half a code, 1/254 of the group's largest,
+# and its float16 scale by 2^-11.
+KV_F16_RELATIVE = 2.0**-11
+KV_Q8_0_OF_LARGEST = 0.5 / 127 + 2.0**-11

@@ -26,9 +26,7 @@ def format_of(path: str | Path) -> str:
     for name, own in FORMATS.items():
         if suffix == own or (suffix == ".htm" and name == "html"):
             return name
-    raise RequestError(
-        f"no output format for {Path(path).name}", expected=" ".join(FORMATS.values()), param="output"
-    )
+    raise RequestError(f"no output format for {Path(path).name}", expected=" ".join(FORMATS.values()), param="output")
 
 
 def render(document: Document, to: str = "terminal", *, data: Any = None, width: int = 80, colour: bool = False) -> str:

@@ -44,7 +44,9 @@ def _fence(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{text.rstrip(chr(10))}\n{fence}"
 
 
-def _table(columns: Sequence[Column | str], rows: Sequence[Sequence[Cell]], strong: frozenset[int] = frozenset()) -> str:
+def _table(
+    columns: Sequence[Column | str], rows: Sequence[Sequence[Cell]], strong: frozenset[int] = frozenset()
+) -> str:
     heads = [column_of(c) for c in columns]
     right = [any(is_number(row[i]) for row in rows) for i in range(len(heads))]
     lines = [
@@ -52,7 +54,7 @@ def _table(columns: Sequence[Column | str], rows: Sequence[Sequence[Cell]], stro
         "|" + "|".join(" ---: " if r else " --- " for r in right) + "|",
     ]
     for index, row in enumerate(rows):
-        cells = [_escape(visible(number(value, c.format))) for value, c in zip(row, heads)]
+        cells = [_escape(visible(number(value, c.format))) for value, c in zip(row, heads, strict=True)]
         if index in strong:
             cells = [f"**{cell}**" if cell else cell for cell in cells]
         lines.append("| " + " | ".join(cells) + " |")
@@ -70,7 +72,7 @@ def _unit(title: str, unit: str) -> str:
 
 def _line_plot(plot: LinePlot) -> str:
     xs = sorted({x for series in plot.series for x in series.x})
-    found = [dict(zip(series.x, series.y)) for series in plot.series]
+    found = [dict(zip(series.x, series.y, strict=True)) for series in plot.series]
     columns = [Column(_unit(plot.x_title, plot.x_unit), format=plot.x_format)]
     columns += [Column(_unit(series.name, plot.y_unit), format=plot.y_format) for series in plot.series]
     rows: list[list[Cell]] = [[x, *(values.get(x) for values in found)] for x in xs]
@@ -80,7 +82,9 @@ def _line_plot(plot: LinePlot) -> str:
 
 
 def _bar_plot(plot: BarPlot) -> str:
-    columns = [Column("")] + [Column(_unit(s.name or plot.value_title, plot.unit), format=plot.format) for s in plot.series]
+    columns = [Column("")] + [
+        Column(_unit(s.name or plot.value_title, plot.unit), format=plot.format) for s in plot.series
+    ]
     rows: list[list[Cell]] = [[name, *(s.y[i] for s in plot.series)] for i, name in enumerate(plot.categories)]
     notes = [f"{r.label}: {number(r.value, plot.format)}" for r in plot.references]
     body = _table(columns, rows)
@@ -90,7 +94,7 @@ def _bar_plot(plot: BarPlot) -> str:
 def _heat_map(plot: HeatMap) -> str:
     columns = [Column(f"{plot.row_title} \\ {plot.column_title}")]
     columns += [Column(visible(name), format=plot.format or ".3g") for name in plot.columns]
-    rows: list[list[Cell]] = [[visible(name), *values] for name, values in zip(plot.rows, plot.values)]
+    rows: list[list[Cell]] = [[visible(name), *values] for name, values in zip(plot.rows, plot.values, strict=True)]
     return _titled(f"{plot.title}: {plot.value_title}", _table(columns, rows), plot.note)
 
 

@@ -114,6 +114,11 @@ class Axis:
         """An axis that covers [low, high] and begins and ends on ticks."""
         if log:
             low, high = max(low, 1e-300), max(high, 1e-300)
+            if format == "bytes":  # powers of two, so that every tick is a round number of KiB, MiB or GiB
+                first, last = math.floor(math.log2(low) + 1e-9), math.ceil(math.log2(high) - 1e-9)
+                every = max(1, math.ceil((last - first) / count))
+                ticks = tuple(2.0**e for e in range(first, last + every, every))
+                return cls(ticks[0], ticks[-1], True, ticks)
             first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
             if last - first >= 2:
                 every = max(1, math.ceil((last - first) / count))

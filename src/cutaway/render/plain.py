@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import unicodedata
 
-__all__ = ["shorten", "visible"]
+__all__ = ["harmless", "shorten", "visible"]
 
 _SIGNS = {" ": "·", "\n": "⏎", "\t": "→", "\r": "␍", "\u00a0": "⍽", "\u3000": "□", "\u2028": "⏎", "\u2029": "⏎"}
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn"}  # control, format (bidi, zero width), surrogate, private, unassigned
@@ -33,6 +33,11 @@ def visible(text: str) -> str:
         else:
             shown.append(c)
     return "".join(shown)
+
+
+def harmless(text: str) -> str:
+    """Running text without characters that could steer a terminal or turn its neighbours around; layout stays."""
+    return "".join(c if c in "\n\t\u200d" or unicodedata.category(c) not in _HIDDEN else visible(c) for c in text)
 
 
 def shorten(text: str, length: int) -> str:

@@ -1,0 +1,136 @@
+"""The plots of a document as one PNG, drawn by matplotlib (extra `plot`): one panel under another.
+
+Read next: `document.py`.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+from cutaway.errors import RequestError
+from cutaway.render.document import BarPlot, Document, HeatMap, LinePlot
+from cutaway.render.numbers import number
+from cutaway.render.palette import SERIES_LIGHT
+from cutaway.render.plain import shorten, visible
+
+__all__ = ["png"]
+
+_MARKERS = "os^Dv.P"
+_CJK = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "Microsoft YaHei", "PingFang SC", "SimHei")
+
+
+def _unit(title: str, unit: str) -> str:
+    return f"{title} ({unit})" if unit else title
+
+
+def _numbers(values: Any) -> list[float]:
+    return [math.nan if v is None else float(v) for v in values]
+
+
+def _line(axes: Any, plot: LinePlot, formatter: Any) -> None:
+    for k, series in enumerate(plot.series):
+        marker = _MARKERS[k % 7] if len(series.x) <= 80 else ""
+        colour = SERIES_LIGHT[k % 7]
+        axes.plot(series.x, _numbers(series.y), marker=marker, color=colour, label=series.name, linewidth=1.8)
+    for reference in plot.references:
+        axes.axhline(reference.value, linestyle="--", color="#444444", linewidth=1, label=reference.label)
+    axes.set_xscale("log" if plot.x_log else "linear")
+    axes.set_yscale("log" if plot.y_log else "linear")
+    axes.set_xlabel(_unit(plot.x_title, plot.x_unit))
+    axes.set_ylabel(_unit(plot.y_title, plot.y_unit))
+    if plot.y_from_zero and not plot.y_log:
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    for axis, format in ((axes.xaxis, plot.x_format), (axes.yaxis, plot.y_format)):
+        axis.set_major_formatter(formatter(lambda value, _, format=format: number(float(f"{value:.6g}"), format)))
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    if len(plot.series) > 1 or plot.references:
+        axes.legend(frameon=False, fontsize=9)
+
+
+def _bars(axes: Any, plot: BarPlot, formatter: Any) -> None:
+    count, places = len(plot.series), range(len(plot.categories))
+    starts = [0.0] * len(plot.categories)
+    thick = 0.7 if plot.stacked else 0.8 / max(count, 1)
+    for k, series in enumerate(plot.series):
+        values = _numbers(series.y)
+        ys = [i if plot.stacked else i + (k - (count - 1) / 2) * thick for i in places]
+        left = starts if plot.stacked else 0
+        bars = axes.barh(ys, values, height=thick, left=left, color=SERIES_LIGHT[k % 7], label=series.name)
+        if plot.stacked:
+            starts = [a + (0.0 if math.isnan(b) else b) for a, b in zip(starts, values, strict=True)]
+        else:
+            axes.bar_label(bars, labels=[number(v, plot.format) for v in series.y], padding=3, fontsize=8)
+    for reference in plot.references:
+        axes.axvline(reference.value, linestyle="--", color="#444444", linewidth=1, label=reference.label)
+    axes.set_yticks(list(places), [shorten(visible(c), 40) for c in plot.categories])
+    axes.invert_yaxis()
+    axes.set_xscale("log" if plot.log else "linear")
+    axes.xaxis.set_major_formatter(formatter(lambda value, _: number(float(f"{value:.6g}"), plot.format)))
+    axes.set_xlabel(_unit(plot.value_title, plot.unit))
+    axes.margins(x=0.12)
+    if count > 1 or plot.references:
+        axes.legend(frameon=False, fontsize=9)
+
+
+def _heat(figure: Any, axes: Any, plot: HeatMap) -> None:
+    from matplotlib.colors import LogNorm, Normalize
+
+    first = 1 if plot.can_hide_first and len(plot.columns) > 1 else 0
+    values = [_numbers(row[first:]) for row in plot.values]
+    norm = (LogNorm if plot.scale == "log" else Normalize)(vmin=plot.low, vmax=plot.high)
+    image = axes.imshow(values, aspect="auto", cmap="cividis", norm=norm, interpolation="nearest")
+    columns = plot.columns[first:]
+    axes.set_xticks(
+        range(len(columns)), [shorten(visible(c), 14) for c in columns], rotation=60, ha="right", fontsize=7
+    )
+    axes.set_yticks(range(len(plot.rows)), [shorten(visible(r), 18) for r in plot.rows], fontsize=7)
+    axes.set_xlabel(plot.column_title + (f" (without {visible(plot.columns[0])})" if first else ""))
+    axes.set_ylabel(plot.row_title)
+    figure.colorbar(image, ax=axes, label=plot.value_title)
+
+
+def _bar_count(plot: BarPlot) -> int:
+    return len(plot.categories) * (1 if plot.stacked else len(plot.series))
+
+
+def png(document: Document) -> bytes:
+    """All plots of the document, one under another, as the bytes of a PNG file.
+
+    Raises: RequestError where the document has no plot, or matplotlib is not installed.
+    """
+    plots = [b for b in document.blocks if isinstance(b, (LinePlot, BarPlot, HeatMap))]
+    if not plots:
+        raise RequestError("this result has no plot, so it has no PNG", expected=".html, .md or .json", param="output")
+    try:
+        import matplotlib
+        from matplotlib import font_manager
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter
+    except ImportError as error:
+        raise RequestError("a PNG needs matplotlib", hint="pip install 'cutaway[plot]'", param="output") from error
+    heights = [
+        4.0 if isinstance(p, LinePlot) else 1.4 + 0.3 * (len(p.rows) if isinstance(p, HeatMap) else _bar_count(p))
+        for p in plots
+    ]
+    known = {font.name for font in font_manager.fontManager.ttflist}
+    fonts = ["DejaVu Sans", *(name for name in _CJK if name in known)]
+    with matplotlib.rc_context(
+        {"font.family": fonts, "axes.spines.top": False, "axes.spines.right": False, "text.parse_math": False}
+    ):
+        figure = Figure(figsize=(8, sum(heights) + 0.9 * len(plots)), dpi=150, layout="constrained")
+        canvas = FigureCanvasAgg(figure)
+        rows = figure.subplots(len(plots), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
+        for axes, plot in zip(rows[:, 0], plots, strict=True):
+            if isinstance(plot, LinePlot):
+                _line(axes, plot, FuncFormatter)
+            elif isinstance(plot, BarPlot):
+                _bars(axes, plot, FuncFormatter)
+            else:
+                _heat(figure, axes, plot)
+            axes.set_title(plot.title, fontsize=11, loc="left")
+        out = io.BytesIO()
+        canvas.print_png(out)
+    return out.getvalue()

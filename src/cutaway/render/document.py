@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Union
+from typing import Literal
 
 __all__ = [
     "BarPlot",
@@ -38,7 +38,7 @@ __all__ = [
     "Tokens",
 ]
 
-Cell = Union[str, int, float, bool, None]
+Cell = str | int | float | bool | None
 Language = Literal["en", "zh"]
 
 
@@ -195,7 +195,7 @@ class Tokens:
     note: str = ""
 
 
-Block = Union[Heading, Text, Code, Table, LinePlot, BarPlot, HeatMap, Tokens]
+Block = Heading | Text | Code | Table | LinePlot | BarPlot | HeatMap | Tokens
 
 
 @dataclass(frozen=True)

@@ -114,8 +114,6 @@ def _tokens(block: Tokens, words: dict[str, str]) -> str:
         spans.append(
             f'<span class="token" data-token="{escape(token.text)}"{title}{style}>{_token_text(token.text)}</span>'
         )
-        if "\n" in token.text:
-            spans.append("<br>")
     scale = ""
     if valued:
         steps = ",".join(value_colour(i / 9) for i in range(10))

@@ -19,7 +19,7 @@ _SERIES = "".join(
     for i in range(len(SERIES_LIGHT))
 )
 
-_SANS = 'system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans","Noto Sans CJK SC","PingFang SC","Microsoft YaHei",sans-serif'
+_SANS = 'system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans","Noto Sans CJK SC","PingFang SC",sans-serif'
 _MONO = 'ui-monospace,"Cascadia Code","DejaVu Sans Mono",Menlo,Consolas,"Noto Sans Mono CJK SC",monospace'
 
 STYLE = f"""

@@ -286,8 +286,8 @@ def quantize(format: str, x: np.ndarray) -> np.ndarray:
 def quantize_activations(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Activations as int8 with one scale to 32 of them: what the integer kernels multiply with.
 
-    a = max |x| of the group; scale = a / 127; code = rint(x * (127 / a)), ties to even; all in float32 (the scale is
-    not rounded further), and a group of zeros has scale 0 and codes 0.
+    a = max |x| of the group; scale = a / 127; code = rint(x * (127 / a)), ties to even; all in float32, the scale is
+    not rounded further. Where 127 / a is not finite (a group of zeros, or all below 4e-37) the codes are 0.
 
     Shapes: x float32 [num_tokens, columns] -> codes int8 [num_tokens, columns], scales float32 [num_tokens,
     columns / 32].
@@ -300,9 +300,10 @@ def quantize_activations(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _quotient(a: np.ndarray | np.float32, b: np.ndarray) -> np.ndarray:
-    """a / b as float32, and 0 where b is 0"""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(b == 0, np.float32(0), a / b).astype(np.float32)
+    """a / b as float32, and 0 where that is not finite"""
+    with np.errstate(divide="ignore", over="ignore"):
+        quotient = a / b
+    return np.where(np.isfinite(quotient), quotient, np.float32(0))
 
 
 def _to_bytes(scale: np.ndarray) -> np.ndarray:
@@ -314,8 +315,7 @@ def _by_extreme(x: np.ndarray, levels: int) -> tuple[np.ndarray, np.ndarray]:
     """Scale and codes of x = d (q - levels / 2): the value furthest from 0 falls on q = 0."""
     extreme = np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)
     d = extreme / np.float32(-levels / 2)
-    # The sum is exact in float64, so a value half-way between two codes always goes up.
-    q = np.trunc(x.astype(np.float64) * _quotient(np.float32(1), d) + (levels / 2 + 0.5))
+    q = np.trunc(x * _quotient(np.float32(1), d) + np.float32(levels / 2 + 0.5))
     return d, q.clip(0, levels - 1).astype(np.uint8)
 
 

@@ -16,6 +16,7 @@ from cutaway.config import ModelConfig
 from cutaway.errors import NotFoundError
 from cutaway.files import gguf_model
 from cutaway.files.gguf import read_gguf
+from cutaway.files.hf_model import Folder
 from cutaway.quant import Weight
 from cutaway.text.tokenizer import Vocabulary
 
@@ -62,14 +63,16 @@ class Checkpoint:
 
 
 def load(path: str | Path) -> Checkpoint:
-    """Read a model from a .gguf file (any part of a split one) or a Hugging Face folder.
+    """Read a model from a .gguf file (any part of a split one) or a Hugging Face folder (or the weights inside it).
 
     Raises: NotFoundError, FormatError (damaged or hostile), UnsupportedError (asks for what is not implemented).
     """
     path = Path(path)
     if not path.exists():
         raise NotFoundError(f"{path} does not exist", expected="a .gguf file or a Hugging Face folder")
-    return _from_gguf(path)
+    if path.suffix == ".safetensors":
+        path = path.parent
+    return _from_folder(path) if path.is_dir() else _from_gguf(path)
 
 
 def _from_gguf(path: Path) -> Checkpoint:
@@ -89,3 +92,33 @@ def _from_gguf(path: Path) -> Checkpoint:
         generation=gguf_model.read_generation(gguf),
         metadata=gguf.metadata,
     )
+
+
+def _from_folder(path: Path) -> Checkpoint:
+    if not (path / "config.json").is_file():
+        ggufs = sorted(file.name for file in path.glob("*.gguf"))
+        hint = f"name one of its GGUF files: {', '.join(ggufs[:5])}" if ggufs else None
+        raise NotFoundError(f"{path} is not a Hugging Face folder", expected="config.json in it", hint=hint)
+    folder = Folder(path)
+    config, weights, files = folder.read_weights(folder.read_config())
+    return Checkpoint(
+        name=_folder_name(path),
+        path=path,
+        files=files,
+        config=config,
+        weights=weights,
+        vocabulary=folder.read_vocabulary(),
+        chat_template=folder.read_chat_template(),
+        eos_ids=folder.read_eos_ids(),
+        generation=folder.generation.values,
+        metadata=folder.config.values,
+    )
+
+
+def _folder_name(path: Path) -> str:
+    """The folder's name; in a Hugging Face cache (models--ORG--NAME/snapshots/COMMIT) the name of the repository."""
+    path = path.absolute()
+    repository = path.parent.parent.name
+    if path.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository[len("models--") :].replace("--", "/")
+    return path.name

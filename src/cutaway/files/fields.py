@@ -6,16 +6,15 @@ The same reader serves a config.json and the metadata of a GGUF file. Read next:
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cutaway.errors import FormatError, UnsupportedError
 
-__all__ = ["Fields", "parse_json", "read_json"]
+__all__ = ["Fields", "parse_json", "read_json", "read_text"]
 
-MAX_JSON_BYTES = 64 << 20
+MAX_TEXT_BYTES = 64 << 20
 
 
 class Fields:
@@ -35,10 +34,10 @@ class Fields:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """A number above 0 and below 1e12 (no rule of an architecture needs more)."""
         value = self._value(key, default)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise self.error(key, value, "a finite number above 0")
+        if type(value) not in (int, float) or not 0 < value < 1e12:
+            raise self.error(key, value, "a number between 0 and 1e12")
         return float(value)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
@@ -83,17 +82,26 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def read_text(path: Path) -> str:
+    """A small UTF-8 file. Raises FormatError for anything else."""
+    size = path.stat().st_size
+    if size > MAX_TEXT_BYTES:
+        raise FormatError(f"{path} is too large", found=f"{size} bytes", expected=f"at most {MAX_TEXT_BYTES}")
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise FormatError(f"{path} is not UTF-8") from None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises FormatError for anything else."""
-    size = path.stat().st_size
-    if size > MAX_JSON_BYTES:
-        raise FormatError(f"{path} is too large", found=f"{size} bytes", expected=f"at most {MAX_JSON_BYTES}")
-    return parse_json(path, path.read_bytes())
+    return parse_json(path, read_text(path))
 
 
-def parse_json(path: Path, data: bytes) -> dict[str, Any]:
+def parse_json(path: Path, text: str | bytes) -> dict[str, Any]:
+    """The object in a JSON text that came from `path`. Raises FormatError for anything else."""
     try:
-        value = json.loads(data.decode("utf-8"))
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise FormatError(f"{path}: not readable as JSON", found=str(error) or type(error).__name__) from None
     if not isinstance(value, dict):

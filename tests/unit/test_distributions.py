@@ -28,7 +28,7 @@ def test_log_softmax_does_not_overflow() -> None:
 def test_token_statistics() -> None:
     found = token_statistics(HALVES, np.array([1, 1]))
     np.testing.assert_allclose(found.logprob, np.log([0.25, 0.125]), rtol=1e-6)
-    assert found.rank.tolist() == [1, 3]  # the second row: 3 and 2 lie above, 0 ties and has the lower id
+    assert found.rank.tolist() == [2, 4]  # the second row: 3 and 2 lie above, 0 ties and has the lower id
     assert found.best.tolist() == [0, 3]
     np.testing.assert_allclose(found.best_logprob, math.log(0.5), rtol=1e-6)
     np.testing.assert_allclose(found.entropy, 1.75 * math.log(2), rtol=1e-6)

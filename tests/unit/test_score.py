@@ -29,7 +29,7 @@ def test_score_reads_each_token_after_all_before_it(llm: FakeLLM) -> None:
         row = log_softmax(llm.forward(ids[:at]))[-1]
         token = found.tokens[at]
         assert token.logprob == pytest.approx(row[ids[at]], abs=1e-4)
-        assert token.rank == (row > row[ids[at]]).sum()
+        assert token.rank == 1 + (row > row[ids[at]]).sum()
         assert token.best == row.argmax()
         assert token.best_text == chr(30 + int(row.argmax()))
     assert found.logprob == pytest.approx(sum(t.logprob for t in found.tokens[1:]))

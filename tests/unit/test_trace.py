@@ -193,9 +193,9 @@ def test_lens_of_early_layers_by_hand(llm: FakeLLM) -> None:
         assert found.ids[state, :, 0].tolist() == by_hand.argmax(axis=1).tolist()
         assert found.answers.tolist() == logits[[2, 11]].argmax(axis=1).tolist()
         for column, answer in enumerate(found.answers):
-            assert found.answer_rank[state, column] == (by_hand[column] > by_hand[column, answer]).sum()
+            assert found.answer_rank[state, column] == 1 + (by_hand[column] > by_hand[column, answer]).sum()
             assert found.answer_logprob[state, column] == pytest.approx(by_hand[column, answer], abs=1e-4)
-    assert found.answer_rank[-1].tolist() == [0, 0]
+    assert found.answer_rank[-1].tolist() == [1, 1]
 
 
 def test_lens_in_parts_is_the_lens(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,12 +213,12 @@ def test_lens_asks_about_another_token(llm: FakeLLM) -> None:
     assert found is not None
     assert found.answers.tolist() == [7]
     row = log_softmax(llm.forward(llm.tokenize(PROMPT))[-1])
-    assert found.answer_rank[-1, 0] == (row > row[7]).sum()
+    assert found.answer_rank[-1, 0] == 1 + (row > row[7]).sum()
 
 
 def test_first_and_settled() -> None:
     nothing = np.zeros((4, 3))
-    rank = np.array([[1, 0, 2], [0, 0, 1], [3, 0, 1], [0, 0, 1]])
+    rank = np.array([[2, 1, 3], [1, 1, 2], [4, 1, 2], [1, 1, 2]])
     found = Lens(tuple("abcd"), (0, 1, 2), np.zeros(3, int), nothing, nothing, rank, nothing, nothing)
     assert found.first == (1, 0, None)
     assert found.settled == (3, 0, None)

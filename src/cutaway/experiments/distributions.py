@@ -37,7 +37,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 class TokenStatistics:
     """One value a row: how the model's distribution there sees one given token.
 
-    `logprob` natural log-probability of the token; `rank` 0 for the most probable (equal logits: lower id first);
+    `logprob` natural log-probability of the token; `rank` 1 for the most probable (equal logits: lower id first);
     `entropy` of the whole row in nats; `best` the most probable id; `best_logprob` its log-probability.
     """
 
@@ -61,7 +61,7 @@ def token_statistics(logits: np.ndarray, tokens: np.ndarray) -> TokenStatistics:
         block, chosen = logits[part], tokens[part]
         own = np.take_along_axis(block, chosen[:, None], axis=1)
         tie_before = (block == own) & (np.arange(vocab) < chosen[:, None])
-        rank[part] = ((block > own) | tie_before).sum(axis=1)
+        rank[part] = 1 + ((block > own) | tie_before).sum(axis=1)
         best[part] = block.argmax(axis=1)  # argmax gives the first, so the lowest id of equals
         log_p = log_softmax(block)
         p = np.exp(log_p)

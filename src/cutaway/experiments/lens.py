@@ -35,7 +35,7 @@ class Lens:
 
     `states` are the taps in order: the embedding, then each layer after attention and after its MLP (2 L + 1 states,
     all of them before the final norm; the last one, read through it, is the model's own output). `answers` is the
-    token asked about at each position (the model's most probable one, unless told otherwise); ranks count from 0.
+    token asked about at each position (the model's most probable one, unless told otherwise); ranks count from 1.
     """
 
     states: tuple[str, ...]
@@ -50,13 +50,13 @@ class Lens:
     @property
     def first(self) -> tuple[int | None, ...]:
         """Index of the first state in which the answer is on top, for each position; None if it never is."""
-        return tuple(int(column.argmax()) if column.any() else None for column in (self.answer_rank == 0).T)
+        return tuple(int(column.argmax()) if column.any() else None for column in (self.answer_rank == 1).T)
 
     @property
     def settled(self) -> tuple[int | None, ...]:
         """Index of the first state from which the answer stays on top to the end; None if it does not end there."""
         found: list[int | None] = []
-        for column in (self.answer_rank == 0).T:  # [states]
+        for column in (self.answer_rank == 1).T:  # [states]
             below = np.flatnonzero(~column)
             start = int(below[-1]) + 1 if len(below) else 0
             found.append(start if start < len(column) else None)

@@ -27,7 +27,7 @@ Rule = Literal["sliding", "llama.cpp"]
 
 @dataclass(frozen=True)
 class TokenScore:
-    """One token of the text. `logprob` (nats) and `rank` (0 = most probable) are None where nothing comes before it.
+    """One token of the text. `logprob` (nats) and `rank` (1 = most probable) are None where nothing comes before it.
 
     `entropy` is that of the distribution the token was judged by; `best` and `best_logprob` what the model would
     have put there.

@@ -13,13 +13,22 @@ import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
 from cutaway.errors import CutawayError, RequestError
 
-__all__ = ["JsonFlag", "ModelOptions", "SamplingOptions", "Setting", "command"]
+__all__ = [
+    "JsonFlag",
+    "ModelOptions",
+    "SamplingOptions",
+    "Setting",
+    "bias",
+    "carried_settings",
+    "command",
+    "unescape",
+]
 
 Verb = Callable[..., None]
 
@@ -69,9 +78,7 @@ def _unfold(group: type) -> list[inspect.Parameter]:
     for field in fields(group):
         default = field.default if field.default_factory is MISSING else field.default_factory()
         unfolded.append(
-            inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
-            )
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name])
         )
     return unfolded
 
@@ -93,21 +100,23 @@ class ModelOptions:
     """Which model, and how it is held in memory."""
 
     model: Annotated[
-        Optional[str],
+        str | None,
         _model("--model", "-m", envvar="CUTAWAY_MODEL", help="A path, a catalogue name, or a hub id such as org/name."),
     ] = None
     threads: Annotated[
-        Optional[int],
-        _model("--threads", envvar="CUTAWAY_THREADS", help="Threads that compute. Default: the physical cores allowed."),
+        int | None,
+        _model(
+            "--threads", envvar="CUTAWAY_THREADS", help="Threads that compute. Default: the physical cores allowed."
+        ),
     ] = None
     max_context: Annotated[
-        Optional[int], _model("--max-context", "-c", help="Tokens a sequence may hold, prompt and answer together.")
+        int | None, _model("--max-context", "-c", help="Tokens a sequence may hold, prompt and answer together.")
     ] = None
-    kv_type: Annotated[Optional[str], _model("--kv-type", help="Type of the KV cache: f16, f32 or q8_0.")] = None
-    k_type: Annotated[Optional[str], _model("--k-type", help="Type of the keys alone.")] = None
-    v_type: Annotated[Optional[str], _model("--v-type", help="Type of the values alone.")] = None
+    kv_type: Annotated[str | None, _model("--kv-type", help="Type of the KV cache: f16, f32 or q8_0.")] = None
+    k_type: Annotated[str | None, _model("--k-type", help="Type of the keys alone.")] = None
+    v_type: Annotated[str | None, _model("--v-type", help="Type of the values alone.")] = None
     activations: Annotated[
-        Optional[str], _model("--activations", help="What meets quantised weights: int8 (fast) or f32 (no rounding).")
+        str | None, _model("--activations", help="What meets quantised weights: int8 (fast) or f32 (no rounding).")
     ] = None
     no_kv_cache: Annotated[
         bool, _model("--no-kv-cache", help="Recompute the whole sequence at every step. Same text, slower.")
@@ -143,79 +152,78 @@ class SamplingOptions:
     """How the next token is chosen, and when to stop. None stands for: not given."""
 
     temperature: Annotated[
-        Optional[float], _sampling("--temperature", "--temp", help="0 is greedy. Divides the logits.")
+        float | None, _sampling("--temperature", "--temp", help="0 is greedy. Divides the logits.")
     ] = None
-    top_k: Annotated[Optional[int], _sampling("--top-k", help="Keep the k likeliest tokens; 0 is off.")] = None
+    top_k: Annotated[int | None, _sampling("--top-k", help="Keep the k likeliest tokens; 0 is off.")] = None
     top_p: Annotated[
-        Optional[float], _sampling("--top-p", help="Keep the likeliest tokens up to this mass, in (0, 1].")
+        float | None, _sampling("--top-p", help="Keep the likeliest tokens up to this mass, in (0, 1].")
     ] = None
     min_p: Annotated[
-        Optional[float], _sampling("--min-p", help="Keep tokens at least this share as likely as the likeliest.")
+        float | None, _sampling("--min-p", help="Keep tokens at least this share as likely as the likeliest.")
     ] = None
     repetition_penalty: Annotated[
-        Optional[float],
+        float | None,
         _sampling("--repetition-penalty", "--repeat-penalty", help="Over prompt and answer; 1 is off."),
     ] = None
     presence_penalty: Annotated[
-        Optional[float], _sampling("--presence-penalty", help="Off each token already in the answer; 0 is off.")
+        float | None, _sampling("--presence-penalty", help="Off each token already in the answer; 0 is off.")
     ] = None
     frequency_penalty: Annotated[
-        Optional[float], _sampling("--frequency-penalty", help="Off each token, times its count; 0 is off.")
+        float | None, _sampling("--frequency-penalty", help="Off each token, times its count; 0 is off.")
     ] = None
     logit_bias: Annotated[
-        Optional[list[str]], _sampling("--logit-bias", metavar="ID=BIAS", help="Add to one token's logit. Repeatable.")
+        list[str] | None, _sampling("--logit-bias", metavar="ID=BIAS", help="Add to one token's logit. Repeatable.")
     ] = None
-    seed: Annotated[Optional[int], _sampling("--seed", help="The same seed draws the same text.")] = None
+    seed: Annotated[int | None, _sampling("--seed", help="The same seed draws the same text.")] = None
     dialect: Annotated[
-        Optional[str],
+        str | None,
         _sampling("--dialect", help="Whose order of stages: cutaway, hf, vllm, llama.cpp or mlx."),
     ] = None
     settings_from: Annotated[
-        Optional[str],
+        str | None,
         _sampling("--settings-from", metavar="model", help="Apply the settings that the model's files carry."),
     ] = None
-    n: Annotated[Optional[int], _stopping("--n", "-n", help="Answers to the same prompt.")] = None
-    max_tokens: Annotated[
-        Optional[int], _stopping("--max-tokens", "--predict", help="Tokens to answer with at most.")
-    ] = None
+    n: Annotated[int | None, _stopping("--n", "-n", help="Answers to the same prompt.")] = None
+    max_tokens: Annotated[int | None, _stopping("--max-tokens", "--predict", help="Tokens to answer with at most.")] = (
+        None
+    )
     stop: Annotated[
-        Optional[list[str]],
+        list[str] | None,
         _stopping("--stop", help=r"End before this text. Repeatable. \n, \t and \\ are understood."),
     ] = None
-    stop_token_id: Annotated[
-        Optional[list[int]], _stopping("--stop-token-id", help="End at this token. Repeatable.")
-    ] = None
+    stop_token_id: Annotated[list[int] | None, _stopping("--stop-token-id", help="End at this token. Repeatable.")] = (
+        None
+    )
     ignore_eos: Annotated[bool, _stopping("--ignore-eos", help="Go on past the end-of-sequence tokens.")] = False
 
-    def resolve(self, generation: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Setting]:
-        """Every setting with its origin. `generation` is what the model's files carry, `defaults` our own.
+    def resolve(self, generation: Mapping[str, Any]) -> dict[str, Setting]:
+        """Every setting with its origin. `generation` is what the model's files carry.
 
         The files' settings are used only with `--settings-from model`, and never over a flag.
         """
-        flags = self._flags()
-        carried = carried_settings(generation) if self.settings_from else {}
+        from cutaway.engine.sampling import SamplingParams
+
         if self.settings_from not in (None, "model"):
             raise RequestError("--settings-from", found=self.settings_from, expected="model", param="settings_from")
+        given = self._flags()
+        carried = carried_settings(generation) if self.settings_from else {}
+        default = SamplingParams()
         resolved = {}
-        for name, default in defaults.items():
-            if name in flags:
-                resolved[name] = Setting(flags[name], "flag")
+        for name in (field.name for field in fields(SamplingParams)):
+            if name in given:
+                resolved[name] = Setting(given[name], "flag")
             elif name in carried:
                 resolved[name] = Setting(carried[name], "model")
             else:
-                resolved[name] = Setting(default, "default")
+                resolved[name] = Setting(getattr(default, name), "default")
         return resolved
 
     def _flags(self) -> dict[str, Any]:
-        flags: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in _PLAIN
-            if getattr(self, name) is not None
-        }
+        flags: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN if getattr(self, name) is not None}
         if self.logit_bias:
-            flags["logit_bias"] = dict(map(_bias, self.logit_bias))
+            flags["logit_bias"] = dict(map(bias, self.logit_bias))
         if self.stop:
-            flags["stop"] = tuple(map(_unescape, self.stop))
+            flags["stop"] = tuple(map(unescape, self.stop))
         if self.stop_token_id:
             flags["stop_token_ids"] = tuple(self.stop_token_id)
         if self.ignore_eos:
@@ -223,9 +231,19 @@ class SamplingOptions:
         return flags
 
 
-_PLAIN = (
-    "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed dialect n max_tokens"
-).split()
+_PLAIN = [
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "dialect",
+    "n",
+    "max_tokens",
+]
 _CARRIED = {  # the names in generation_config.json, and of general.sampling.* in GGUF
     "temperature": "temperature",
     "temp": "temperature",
@@ -251,17 +269,21 @@ def carried_settings(generation: Mapping[str, Any]) -> dict[str, Any]:
     return carried
 
 
-def _bias(text: str) -> tuple[int, float]:
-    token, separator, bias = text.partition("=")
+def bias(text: str) -> tuple[int, float]:
+    """ID=BIAS as a pair."""
+    token, separator, amount = text.partition("=")
     try:
         if not separator:
             raise ValueError
-        return int(token), float(bias)
+        return int(token), float(amount)
     except ValueError:
-        raise typer.BadParameter(f"--logit-bias takes ID=BIAS such as 151645=-5, not {text!r}") from None
+        raise RequestError(
+            "a logit bias", found=repr(text), expected="ID=BIAS such as 151645=-5", param="logit_bias"
+        ) from None
 
 
-def _unescape(text: str) -> str:
+def unescape(text: str) -> str:
+    r"""Text in which \n, \t, \r and \\ stand for one character each."""
     escapes = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
     parts = []
     rest = iter(text)

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 __all__ = ["colour", "note", "read_prompt", "show", "write"]
 
-_CONTROL = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421} | {
-    code: 0xFFFD for code in range(0x80, 0xA0)
-}  # C0 controls as their Unicode pictures: an escape sequence becomes visible text
-
 
 def write(text: str) -> None:
-    """Write text to stdout at once. A pipe gets it as it is."""
-    sys.stdout.write(text.translate(_CONTROL) if sys.stdout.isatty() else text)
+    """Write text to stdout at once. A pipe gets it as it is, a terminal without what could steer it."""
+    if sys.stdout.isatty():
+        from cutaway.render.plain import harmless
+
+        text = harmless(text)
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 
@@ -72,5 +72,7 @@ def read_prompt(argument: str | None, what: str = "prompt") -> str:
     try:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RequestError(f"the {what} is not UTF-8", found=f"a wrong byte at offset {error.start}", param=what) from None
+        raise RequestError(
+            f"the {what} is not UTF-8", found=f"a wrong byte at offset {error.start}", param=what
+        ) from None
     return text[:-1] if text.endswith("\n") else text

@@ -1,0 +1,224 @@
+"""The forward pass against transformers, with the same dequantised weights.
+
+The yardstick is a float64 run. An interpreter may be off from it by `FLOAT32_TIMES_TRANSFORMERS` times what
+transformers' own float32 run is off, no more, on every config variant and on the real models.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from steps import Stage
+from tiny import VARIANTS, random_weights
+from tolerances import FLOAT32_TIMES_TRANSFORMERS, FLOAT64_RELATIVE_PER_LAYER, dot_product
+
+from cutaway.files.checkpoint import load
+from cutaway.forward.decoder import decoder
+from cutaway.forward.reference import ReferenceProgram
+from cutaway.forward.taps import Taps
+from cutaway.text.tokenizer import Tokenizer
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import transformers_oracle as oracle  # noqa: E402
+
+INTERPRETERS = ("reference", "native")
+CATALOGUE = {"qwen2.5-coder-0.5b": "qwen2.5-coder-0.5b.gguf", "smollm2-135m": "smollm2-135m.gguf"}
+
+
+def make(kind: str, program, weights):
+    """An interpreter without any rounding of activations."""
+    if kind == "reference":
+        return ReferenceProgram(program, weights)
+    pytest.importorskip("cutaway._native")
+    from cutaway.forward.native import NativeProgram
+
+    return NativeProgram(program, weights, activations="f32", threads=2, max_context=1024)
+
+
+class Case:
+    """One model: a sequence, transformers' two runs over it, and how far float32 is off."""
+
+    def __init__(self, program, weights, ids) -> None:
+        self.program, self.weights, self.ids = program, weights, ids
+        self.narrow = oracle.run(oracle.build(program, weights, torch.float32), program, ids)
+        self.wide = oracle.run(oracle.build(program, weights, torch.float64), program, ids)
+        self.logit_tolerance = FLOAT32_TIMES_TRANSFORMERS * off(self.narrow.logits, self.wide.logits)
+
+
+def off(a: np.ndarray, b: np.ndarray) -> float:
+    assert a.shape == b.shape
+    return float(np.abs(a.astype(np.float64) - b).max())
+
+
+@functools.cache
+def tiny_case(variant: str, format: str = "F32") -> Case:
+    config = VARIANTS[variant]
+    program = decoder(config)
+    ids = np.random.default_rng(1).integers(0, config.vocab, 90)
+    return Case(program, random_weights(program, format), ids)
+
+
+@pytest.fixture(scope="module", params=CATALOGUE)
+def real_case(request) -> Case:
+    return load_real(request.param)
+
+
+def catalogue_path(name: str) -> Path:
+    home = Path(os.environ.get("CUTAWAY_HOME", Path.home() / ".cache" / "cutaway"))
+    path = home / "models" / CATALOGUE[name]
+    if not path.exists():
+        pytest.skip(f"{path} is not there (cutaway pull {name})")
+    return path
+
+
+@functools.cache
+def load_real(name: str) -> Case:
+    checkpoint = load(catalogue_path(name))
+    program = decoder(checkpoint.config)
+    return Case(program, checkpoint.weights, np.random.default_rng(2).integers(0, 40_000, 64))
+
+
+def check(kind: str, case: Case, chunk: int | None = None) -> None:
+    """Logits and every hidden state of an interpreter, against the yardstick."""
+    taps = Taps(case.program, record=oracle.hidden_names(case.program))
+    stage = Stage(make(kind, case.program, case.weights), case.program.config, "f32")
+    logits = stage.logits(case.ids, chunk, taps=taps)
+    assert off(logits, case.wide.logits) <= case.logit_tolerance
+    for name, wide in case.wide.hidden.items():
+        allowed = FLOAT32_TIMES_TRANSFORMERS * off(case.narrow.hidden[name], wide)
+        assert off(taps.recording[name], wide) <= allowed, name
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", INTERPRETERS)
+def test_logits_and_hidden_states_of_every_config_variant(kind, variant):
+    check(kind, tiny_case(variant))
+
+
+@pytest.mark.parametrize("kind", INTERPRETERS)
+def test_the_same_one_token_at_a_time(kind):
+    check(kind, tiny_case("qwen2"), chunk=1)
+
+
+@pytest.mark.parametrize("format", ["mixed", "Q4_0", "Q5_1", "Q8_0", "F16", "BF16"])
+@pytest.mark.parametrize("kind", INTERPRETERS)
+def test_quantised_weights_are_the_weights_they_dequantise_to(kind, format):
+    check(kind, tiny_case("qwen2", format))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_two_float64_runs_written_apart_agree(variant):
+    """The yardstick itself: our definitions in float64 against transformers widened to float64."""
+    case = tiny_case(variant)
+    stage = Stage(ReferenceProgram(case.program, case.weights, dtype=np.float64), case.program.config, "f64")
+    bound = FLOAT64_RELATIVE_PER_LAYER * case.program.config.num_layers * np.abs(case.wide.logits).max()
+    assert off(stage.logits(case.ids), case.wide.logits) <= bound
+
+
+PATCHED = ("attn_norm", "attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down", "residual")
+
+
+@pytest.mark.parametrize("name", ["embed", *(f"layers.0.{name}" for name in PATCHED), "final_norm", "logits"])
+@pytest.mark.parametrize("kind", INTERPRETERS)
+def test_patching_a_tap_is_a_hook_in_transformers(kind, name):
+    case = tiny_case("qwen2")
+    module = case.program[name].module
+
+    def patch(x: np.ndarray) -> np.ndarray:
+        x[3:7] = -0.5 * x[3:7]
+        return x
+
+    runs = []
+    for dtype in (torch.float32, torch.float64):
+        model = oracle.build(case.program, case.weights, dtype)
+        with oracle.hooked(model, module, patch):
+            runs.append(oracle.run(model, case.program, case.ids).logits)
+    narrow, wide = runs
+    assert off(wide, case.wide.logits) > 1e-2, "the patch does nothing"
+    stage = Stage(make(kind, case.program, case.weights), case.program.config, "f32")
+    patched = stage.logits(case.ids, taps=Taps(case.program, patch={name: patch}))
+    assert off(patched, wide) <= FLOAT32_TIMES_TRANSFORMERS * off(narrow, wide)
+
+
+@pytest.mark.parametrize("variant", ["qwen2", "qwen3", "llama-all-biases"])
+def test_a_tensor_is_what_the_module_it_names_makes(variant):
+    """`Op.module`: for all operations that name one, the module's output in transformers is our tensor."""
+    case = tiny_case(variant)
+    taps = Taps(case.program, record=["*"])
+    Stage(make("reference", case.program, case.weights), case.program.config, "f32").logits(case.ids, taps=taps)
+    model = oracle.build(case.program, case.weights, torch.float32)
+    outputs: dict[str, np.ndarray] = {}
+
+    def keep(name):
+        def hook(_module, _inputs, output):
+            first = output[0] if isinstance(output, tuple) else output
+            outputs[name] = first.reshape(len(case.ids), -1).numpy()
+
+        return hook
+
+    named = [op for op in case.program if op.module]
+    for op in named:
+        model.get_submodule(op.module).register_forward_hook(keep(op.name))
+    oracle.run(model, case.program, case.ids)
+    assert len(outputs) == len(named) > 20
+    for name, theirs in outputs.items():
+        assert off(taps.recording[name], theirs) <= dot_product(case.program.config.hidden) * np.abs(theirs).max(), name
+
+
+# -- the real models ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", INTERPRETERS)
+def test_the_real_models(kind, real_case):
+    check(kind, real_case)
+
+
+@pytest.mark.slow
+def test_the_yardstick_of_the_real_models(real_case):
+    case = real_case
+    stage = Stage(ReferenceProgram(case.program, case.weights, dtype=np.float64), case.program.config, "f64")
+    bound = FLOAT64_RELATIVE_PER_LAYER * case.program.config.num_layers * np.abs(case.wide.logits).max()
+    assert off(stage.logits(case.ids), case.wide.logits) <= bound
+
+
+PROMPTS = (
+    "用一句话介绍什么是 Transformer。",
+    "写一个判断质数的 Python 函数。",
+    "床前明月光，下一句是什么？",
+    "def quicksort(items):",
+    "Explain in one sentence what a KV cache is.",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_text_is_that_of_transformers(prompt, greedy_model):
+    """64 greedy tokens. Where another token is chosen, transformers' own two best logits must lie within tolerance."""
+    program, stage, encode, model, tolerance = greedy_model
+    ids = encode(f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n")
+    answer: list[int] = []
+    logits = stage.feed({prompt: ids}, "last")[prompt]
+    for _ in range(64):
+        answer.append(int(logits[-1].argmax()))
+        logits = stage.feed({prompt: answer[-1:]}, "last")[prompt]
+    theirs = oracle.run(model, program, ids + answer).logits[len(ids) - 1 : -1]  # [64, vocab], along the same text
+    for step, token in enumerate(answer):
+        best = theirs[step].max()
+        assert best - theirs[step, token] <= tolerance, f"step {step}: {token} for {theirs[step].argmax()}"
+    assert len(set(answer)) > 10, "no text worth comparing"
+
+
+@pytest.fixture(scope="module")
+def greedy_model():
+    case = load_real("qwen2.5-coder-0.5b")
+    tokenizer = Tokenizer(load(catalogue_path("qwen2.5-coder-0.5b")).vocabulary)
+    stage = Stage(make("native", case.program, case.weights), case.program.config, "f32")
+    model = oracle.build(case.program, case.weights, torch.float32)
+    return case.program, stage, functools.partial(tokenizer.encode, special=True), model, case.logit_tolerance

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,11 @@ FIRST = 30  # the character of id 0 is chr(30), so ids 2..96 are the printable A
 
 
 class FakeTokenizer:
+    vocab_size = 97
+
+    def __init__(self) -> None:
+        self.control_tokens = {"<end>": 0, "<start>": 1}
+
     def token_bytes(self, token: int) -> bytes:
         return bytes([FIRST + token])
 
@@ -41,6 +47,9 @@ class FakeLLM:
         self.interpreter = ReferenceProgram(self.program, weights)
         self.tokenizer = FakeTokenizer()
         self.kv_bytes_per_token = KVCache.bytes_per_token(config, "f32", "f32")
+        self.chat_template: str | None = "a template"
+        self.template_end = "<end>"
+        self.chunk: int | None = None  # tokens of a step
         self.forwards: list[int] = []  # tokens of each pass
         self._taps: Taps | None = None
 
@@ -53,7 +62,7 @@ class FakeLLM:
     def forward(self, ids: Iterable[int]) -> np.ndarray:
         ids = list(ids)
         self.forwards.append(len(ids))
-        return steps.Stage(self.interpreter, self.config).logits(ids, taps=self._taps)
+        return steps.Stage(self.interpreter, self.config).logits(ids, self.chunk, taps=self._taps)
 
     @contextlib.contextmanager
     def tap(self, names: Iterable[str], patch: Mapping[str, Any] | None = None) -> Iterator[Recording]:
@@ -62,3 +71,27 @@ class FakeLLM:
             yield self._taps.recording
         finally:
             self._taps = None
+
+    def chat_prompt(self, messages: list[dict[str, str]]) -> str:
+        return "".join(f"<start>{m['role'][0]}:{m['content']}{self.template_end}" for m in messages) + "<start>a:"
+
+    def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
+        ids: list[int] = []
+        for piece in re.split("(<start>|<end>)", self.chat_prompt(messages)):
+            ids += [self.tokenizer.control_tokens[piece]] if piece.startswith("<") else self.tokenize(piece)
+        return ids
+
+    def generate(
+        self, ids: list[int], *, max_tokens: int, temperature: float = 0.0, **settings: Any
+    ) -> SimpleNamespace:
+        """Greedy, or with any temperature the second best token."""
+        said: list[int] = []
+        stop = None
+        while len(said) < max_tokens and stop is None:
+            token = int(np.argsort(-self.forward([*ids, *said])[-1])[1 if temperature else 0])
+            if token in self.checkpoint.eos_ids or token in settings.get("stop_token_ids", ()):
+                stop = token
+            else:
+                said.append(token)
+        reason = "length" if stop is None else "stop"
+        return SimpleNamespace(text=self.detokenize(said), token_ids=said, finish_reason=reason, stop_token=stop)

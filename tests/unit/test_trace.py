@@ -198,6 +198,17 @@ def test_lens_of_early_layers_by_hand(llm: FakeLLM) -> None:
     assert found.answer_rank[-1].tolist() == [1, 1]
 
 
+def test_trace_in_chunks_is_the_trace(llm: FakeLLM) -> None:
+    chunked = FakeLLM()
+    chunked.chunk = 5
+    whole, parts = (trace(model, PROMPT, ["logits"], lens_positions=12) for model in (llm, chunked))
+    assert whole.lens is not None
+    assert parts.lens is not None
+    np.testing.assert_array_equal(parts.lens.ids, whole.lens.ids)
+    np.testing.assert_allclose(parts.lens.answer_logprob, whole.lens.answer_logprob, atol=1e-4)
+    np.testing.assert_allclose(parts.tensors["logits"], whole.tensors["logits"], atol=1e-4)
+
+
 def test_lens_in_parts_is_the_lens(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     _, tensors = traced_pass(llm, llm.tokenize(PROMPT), residual_states(llm.program))
     whole = lens(llm, tensors, range(12), [7] * 12)

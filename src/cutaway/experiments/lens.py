@@ -83,12 +83,20 @@ def lens_logits(llm: LLM, residuals: np.ndarray) -> np.ndarray:
     parts = []
     for start in range(0, len(residuals), at_once):
         part = np.ascontiguousarray(residuals[start : start + at_once], dtype=np.float32)
-        parts.append(traced_pass(llm, [0] * len(part), patch={last: _constant(part)})[0])
+        parts.append(traced_pass(llm, [0] * len(part), patch={last: _in_place_of(part)})[0])
     return np.concatenate(parts) if parts else np.empty((0, llm.config.vocab), dtype=np.float32)
 
 
-def _constant(value: np.ndarray) -> Patch:
-    return lambda tensor: value
+def _in_place_of(rows: np.ndarray) -> Patch:
+    """A patch that puts `rows` in place of a tensor, however many rows each step of the pass has."""
+    done = 0
+
+    def patch(tensor: np.ndarray) -> np.ndarray:
+        nonlocal done
+        done += len(tensor)
+        return rows[done - len(tensor) : done]
+
+    return patch
 
 
 def lens(

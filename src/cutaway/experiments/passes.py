@@ -6,7 +6,8 @@ The only file of this room that knows how an `LLM` is asked. Read next: `trace.p
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +17,18 @@ from cutaway.forward.taps import Patch, matching
 if TYPE_CHECKING:
     from cutaway.llm import LLM
 
-__all__ = ["forced_logits", "profile_pass", "prompt_ids", "token_bytes", "token_texts", "traced_pass"]
+__all__ = [
+    "Answer",
+    "answer",
+    "chat_ids",
+    "forced_logits",
+    "profile_pass",
+    "prompt_ids",
+    "rendered_chat",
+    "token_bytes",
+    "token_texts",
+    "traced_pass",
+]
 
 
 def prompt_ids(llm: LLM, prompt: str | Sequence[int], what: str = "prompt") -> list[int]:
@@ -56,6 +68,33 @@ def forced_logits(llm: LLM, prompt: Sequence[int], forced: Sequence[int]) -> np.
     """
     logits = llm.forward([*prompt, *forced])
     return logits[len(prompt) - 1 : -1]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said. `ids` include the token it stopped at, which is no part of `text`."""
+
+    text: str
+    ids: tuple[int, ...]
+    finish_reason: str
+
+
+def answer(llm: LLM, prompt: Sequence[int], settings: Mapping[str, Any]) -> Answer:
+    """Let the model go on after `prompt`; `settings` by the names of SamplingParams, greedy unless they say else."""
+    found = llm.generate(list(prompt), **settings)
+    stopped = () if found.stop_token is None else (found.stop_token,)
+    ids = (*found.token_ids, *stopped)
+    return Answer(found.text, ids, str(found.finish_reason))
+
+
+def rendered_chat(llm: LLM, messages: list[dict[str, str]]) -> str:
+    """The text that the model's chat template makes of messages."""
+    return llm.chat_prompt(messages)
+
+
+def chat_ids(llm: LLM, messages: list[dict[str, str]]) -> list[int]:
+    """Token ids of messages in the model's chat template, ready for its answer."""
+    return list(llm.chat_ids(messages))
 
 
 def profile_pass(llm: LLM, ids: Sequence[int]) -> list[tuple[tuple[str, ...], int]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import inspect
+import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import typer
+from typer.models import ArgumentInfo, OptionInfo
 
 from cutaway.cli import application
 
@@ -17,68 +20,87 @@ HEAD = """\
 
 Made by `python docs/make_cli.py`; `cutaway VERB --help` says the same.
 
-Results go to stdout, everything else to stderr. Exit status: 0 done, 1 a known error (one line, `cutaway: error: ...`), 2 wrong
-usage, 130 stopped by Ctrl-C. `NO_COLOR` turns colour off. `CUTAWAY_HOME` is where models are kept, `CUTAWAY_ISA` the instruction
-set to use (`scalar`, `avx2`).
+Results go to stdout, everything else to stderr. Exit status: 0 done, 1 a known error (one line, `cutaway: error: ...`),
+2 wrong usage, 130 stopped by Ctrl-C. `NO_COLOR` turns colour off. `CUTAWAY_HOME` is where models are kept, `CUTAWAY_ISA`
+the instruction set to use (`scalar`, `avx2`).
 """
+OWN = "Options"
+
+Verb = Callable[..., None]
+Panels = dict[str, list[str]]  # title -> rows
 
 
 def page() -> str:
-    """The whole page."""
-    parts = [HEAD]
-    for name, verb in commands(typer.main.get_command(application()), "cutaway"):
-        parts.append(section(name, verb))
-    return "\n".join(parts)
+    """The whole page: a section a verb, then the groups of options that several verbs have alike."""
+    found = verbs(application(), "cutaway")
+    every = [panels(verb) for _, verb in found]
+    shared = {
+        title: rows
+        for own in every
+        for title, rows in own.items()
+        if title != OWN
+        and sum(title in other for other in every) > 1
+        and all(o.get(title, rows) == rows for o in every)
+    }
+    parts = [HEAD, *(section(name, verb, shared) for name, verb in found)]
+    if shared:
+        parts.append("## Options that verbs share\n\n" + "\n".join(table(*panel) for panel in shared.items()))
+    return "\n".join(parts).rstrip() + "\n"
 
 
-def commands(group: Any, prefix: str) -> list[tuple[str, Any]]:
-    """Every command below `group` with its full name, in order."""
-    found = []
-    for name, command in group.commands.items():
-        full = f"{prefix} {name}"
-        found += commands(command, full) if hasattr(command, "commands") else [(full, command)]
+def verbs(app: typer.Typer, prefix: str) -> list[tuple[str, Verb]]:
+    """Every verb of `app` and of its groups with its full name, in order."""
+    found = [(f"{prefix} {command.name}", command.callback) for command in app.registered_commands]
+    for group in app.registered_groups:
+        found += verbs(group.typer_instance, f"{prefix} {group.name}")
     return found
 
 
-def section(name: str, command: Any) -> str:
-    """One verb: its sentence, its usage, its options by group."""
-    arguments = [p for p in command.params if p.param_type_name == "argument"]
-    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden and p.name != "help"]
-    usage = " ".join([name, *(_argument(p) for p in arguments), "[OPTIONS]" if options else ""]).strip()
-    lines = [f"## `{name}`", "", *command.help.strip().splitlines(), "", f"    {usage}", ""]
-    for argument in arguments:
-        if argument.help:
-            lines += [f"`{_bare(argument)}`: {argument.help}", ""]
-    groups: dict[str, list[Any]] = {}
-    for option in options:
-        groups.setdefault(getattr(option, "rich_help_panel", None) or "Options", []).append(option)
-    for title, members in groups.items():
-        lines += [f"| {title} | |", "|---|---|", *map(_row, members), ""]
+def parameters(verb: Verb, kind: type) -> list[tuple[inspect.Parameter, Any, Any]]:
+    """The arguments or the options of a verb: parameter, type, what typer is told."""
+    each = ((p, *typing.get_args(p.annotation)) for p in inspect.signature(verb).parameters.values())
+    return [(p, annotation, info) for p, annotation, info in each if isinstance(info, kind)]
+
+
+def panels(verb: Verb) -> Panels:
+    """The rows of each group of options, the verb's own first."""
+    found: Panels = {OWN: []}
+    for parameter, annotation, info in parameters(verb, OptionInfo):
+        found.setdefault(info.rich_help_panel or OWN, []).append(option_row(annotation, info, parameter.default))
+    return {title: rows for title, rows in found.items() if rows}
+
+
+def section(name: str, verb: Verb, shared: Panels) -> str:
+    """One verb: what it does, its usage, its options."""
+    arguments = [(p.name.upper(), p.default is p.empty, info.help) for p, _, info in parameters(verb, ArgumentInfo)]
+    own = panels(verb)
+    usage = [name, *(word if needed else f"[{word}]" for word, needed, _ in arguments), *(["[OPTIONS]"] if own else [])]
+    lines = [f"## `{name}`\n", inspect.cleandoc(verb.__doc__ or ""), f"\n    {' '.join(usage)}\n"]
+    lines += [f"`{word}`: {help}\n" for word, _, help in arguments]
+    lines += [table(title, rows) for title, rows in own.items() if title not in shared]
+    elsewhere = [title for title in own if title in shared]
+    if elsewhere:
+        lines.append(f"Also, below: {', '.join(elsewhere)}.\n")
     return "\n".join(lines)
 
 
-def _bare(argument: Any) -> str:
-    return (argument.metavar or argument.name).upper().strip("[]").removesuffix("...")
+def table(title: str, rows: list[str]) -> str:
+    return "\n".join([f"| {title} | |", "|---|---|", *rows, ""])
 
 
-def _argument(argument: Any) -> str:
-    dots = "..." if argument.nargs == -1 else ""
-    return f"{_bare(argument)}{dots}" if argument.required else f"[{_bare(argument)}{dots}]"
-
-
-def _row(option: Any) -> str:
-    names = ", ".join(f"`{name}`" for name in option.opts)
-    if not option.is_flag:
-        kind = option.metavar or {"integer": "N", "float": "X", "text": "TEXT"}.get(option.type.name, option.type.name)
-        names += f" {kind.upper() if option.metavar is None else kind}"
-    text = (option.help or "").replace("|", "\\|")
-    if option.default not in (None, False, (), []):
-        text += f" Default: {option.default}."
-    if option.envvar:
-        text += f" Environment: `{option.envvar}`."
+def option_row(kind: Any, info: Any, default: Any) -> str:
+    """One option: its names, what it takes, what it does."""
+    names = ", ".join(f"`{name}`" for name in (info.default, *info.param_decls))
+    types = {kind, *typing.get_args(kind), *(a for k in typing.get_args(kind) for a in typing.get_args(k))}
+    if bool not in types:
+        names += " " + (info.metavar or ("N" if int in types else "X" if float in types else "TEXT"))
+    text = info.help.replace("|", "\\|").replace("<", "&lt;")
+    if default not in (None, False):
+        text += f" Default: {default}."
+    if info.envvar:
+        text += f" Environment: `{info.envvar}`."
     return f"| {names} | {text} |"
 
 
 if __name__ == "__main__":
-    os.environ.pop("CUTAWAY_MODEL", None)
     Path(__file__).with_name("cli.md").write_text(page(), encoding="utf-8")

@@ -155,9 +155,9 @@ class SamplingOptions:
         float | None, _sampling("--temperature", "--temp", help="0 is greedy. Divides the logits.")
     ] = None
     top_k: Annotated[int | None, _sampling("--top-k", help="Keep the k likeliest tokens; 0 is off.")] = None
-    top_p: Annotated[
-        float | None, _sampling("--top-p", help="Keep the likeliest tokens up to this mass, in (0, 1].")
-    ] = None
+    top_p: Annotated[float | None, _sampling("--top-p", help="Keep the likeliest tokens up to this mass, 0 to 1.")] = (
+        None
+    )
     min_p: Annotated[
         float | None, _sampling("--min-p", help="Keep tokens at least this share as likely as the likeliest.")
     ] = None

@@ -7,6 +7,7 @@ and `hf_model.py`, which read the two kinds.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,7 @@ def load(path: str | Path) -> Checkpoint:
     Raises: NotFoundError, FormatError (damaged or hostile), UnsupportedError (asks for what is not implemented).
     """
     path = Path(path)
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path.exists, never raises
         raise NotFoundError(f"{path} does not exist", expected="a .gguf file or a Hugging Face folder")
     if path.suffix == ".safetensors":
         path = path.parent

@@ -44,6 +44,7 @@ def read_config(gguf: GGUF) -> ModelConfig:
         ("embedding_scale", 0.0, 1.0),
         ("residual_scale", 0.0, 1.0),
         ("logit_scale", 0.0, 1.0),
+        ("rope.scale_linear", 1.0),
         ("rope.dimension_sections",),
     ):
         fields.refuse(key, tuple(harmless))

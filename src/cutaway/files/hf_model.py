@@ -218,7 +218,9 @@ class Folder:
         """
         decoder = self.tokenizer.nested("added_tokens_decoder").values
         if decoder:
-            added = [{**t, "id": int(i)} for i, t in decoder.items() if i.isdecimal() and len(i) < 10 and isinstance(t, dict)]
+            added = [
+                {**t, "id": int(i)} for i, t in decoder.items() if i.isdecimal() and len(i) < 10 and isinstance(t, dict)
+            ]
         else:
             added = self._added_tokens_of_tokenizer()
         entries = [(t.get("content"), t.get("id")) for t in added if isinstance(t, dict)]

@@ -61,11 +61,6 @@ class Vocabulary:
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
 
-# Control tokens that end an answer whatever the files name as their one end: a turn, a message or a text is over.
-_END_NAMES = frozenset(
-    "<|endoftext|> <|im_end|> <|end_of_text|> <|eot_id|> <|eom_id|> <|end|> <|endofturn|> <end_of_turn> </s>".split()
-)
-
 
 def _byte_alphabet() -> dict[str, int]:
     """The 256 characters that stand for bytes in a byte-level vocabulary.
@@ -107,9 +102,9 @@ _SPLITS: dict[str, str] = {
 class Tokenizer:
     """Text to ids and ids to text, for one vocabulary. Safe to share between threads.
 
-    `bos_id`, `eos_ids` (every id that ends an answer), `add_bos` (whether a raw prompt should start with `bos_id`;
-    `encode` adds nothing by itself), `vocab_size` (ids below it may have a token), `dummy_prefix` (decoded text
-    loses one leading space, which a SentencePiece-style vocabulary puts before every text).
+    `bos_id`; `eos_ids`, the vocabulary's own (`Checkpoint.eos_ids` unites all sources); `add_bos`, whether a raw
+    prompt should start with `bos_id` (`encode` adds nothing by itself); `vocab_size` (ids below it may have a token);
+    `dummy_prefix`: decoded text loses one leading space, which a SentencePiece-style vocabulary puts before every text.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -130,8 +125,7 @@ class Tokenizer:
             self._open_gguf(vocabulary)
         longest_first = sorted(self._control, key=len, reverse=True)
         self._control_pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        ends = {i for text, i in self._control.items() if text in _END_NAMES}
-        self.eos_ids = frozenset(ends | ({vocabulary.eos_id} - {None}) | ({self._named("eos_token")} - {None}))
+        self.eos_ids = frozenset(i for i in (vocabulary.eos_id, self._named("eos_token")) if i is not None)
 
     @classmethod
     def from_vocabulary(cls, vocabulary: Vocabulary) -> Tokenizer:
@@ -146,8 +140,9 @@ class Tokenizer:
     def encode(self, text: str, special: bool = False, shield: str = "") -> list[int]:
         """Token ids of `text`; nothing is added before or after.
 
-        With `special` the text of a control token becomes its id, else it stays text. A control token's text that is
-        broken by `shield` stays text even then, and every `shield` is taken out: so a caller marks foreign text.
+        With `special` the text of a control token becomes its id, else it stays text. A control token's text with
+        `shield` after its first character stays text even then, and every `shield` is taken out: so a caller marks
+        foreign text.
         A byte that no token stands for is left out, as `tokenizers` does (SmolLM2 has none for a few control codes).
         Raises: RequestError, where the text is not valid Unicode, or the model came without a tokenizer.
         """
@@ -155,7 +150,12 @@ class Tokenizer:
             raise RequestError("the model's files hold no tokenizer", hint="give token ids")
         library = self.prepare()
         if special:
-            text = self._control_pattern.sub(lambda match: self._alias(self._control[match.group()]), text)
+
+            def alias(match: re.Match[str]) -> str:
+                shielded = shield and text.startswith(shield, match.end())  # a token of one character
+                return match.group() if shielded else self._alias(self._control[match.group()])
+
+            text = self._control_pattern.sub(alias, text)
         if shield:
             text = text.replace(shield, "")
         try:
@@ -240,7 +240,7 @@ class Tokenizer:
             tokens[i] = self._alias(i)
             if i in self._control_ids:
                 added[i] = tokens[i]
-        ids = dict(zip(tokens, range(len(tokens))))
+        ids = dict(zip(tokens, range(len(tokens)), strict=True))
         if len(ids) != len(tokens):
             raise FormatError("vocabulary", found=f"{len(tokens) - len(ids)} tokens that appear twice")
         split = _SPLITS[self._vocabulary.pre]
@@ -282,8 +282,8 @@ class Tokenizer:
 
     def _read_decoder(self, library: tokenizers.Tokenizer) -> None:
         """How tokens become text: bytes in the GPT-2 alphabet, or SentencePiece's mark in the place of spaces."""
-        root = json.loads(library.decoder.__getstate__()) if library.decoder is not None else {"type": "none"}
-        steps: list[dict[str, Any]] = root["decoders"] if root["type"] == "Sequence" else [root]
+        root: Any = json.loads(library.decoder.__getstate__()) if library.decoder is not None else {"type": "none"}
+        steps = root["decoders"] if root["type"] == "Sequence" else [root]
         self._steps = frozenset(step["type"] for step in steps)
         unknown = self._steps - {"ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
         if unknown:
@@ -300,12 +300,12 @@ class Tokenizer:
     def _add_aliases(self, library: tokenizers.Tokenizer, specials: dict[int, Any]) -> None:
         from tokenizers import AddedToken
 
-        def alias(i: int, token: Any) -> AddedToken:
+        def added(i: int, token: Any) -> AddedToken:
             habits = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word")}
             return AddedToken(self._alias(i), normalized=False, **habits)
 
-        library.add_tokens([alias(i, token) for i, token in specials.items()])
-        self._real_ids = {library.token_to_id(self._alias(i)): i for i in specials}
+        library.add_tokens([added(i, token) for i, token in specials.items()])
+        self._real_ids = {known: i for i in specials if (known := library.token_to_id(self._alias(i))) is not None}
         if min(self._real_ids, default=self.vocab_size) < self.vocab_size:
             raise FormatError("tokenizer.json", found="token ids with gaps")
 

@@ -21,8 +21,8 @@ HEAD = """\
 Made by `python docs/make_cli.py`; `cutaway VERB --help` says the same.
 
 Results go to stdout, everything else to stderr. Exit status: 0 done, 1 a known error (one line, `cutaway: error: ...`),
-2 wrong usage, 130 stopped by Ctrl-C. `NO_COLOR` turns colour off. `CUTAWAY_HOME` is where models are kept, `CUTAWAY_ISA`
-the instruction set to use (`scalar`, `avx2`).
+2 wrong usage, 130 stopped by Ctrl-C. `NO_COLOR` turns colour off. `CUTAWAY_HOME` is where models are kept,
+`CUTAWAY_ISA` the instruction set to use (`scalar`, `avx2`).
 """
 OWN = "Options"
 

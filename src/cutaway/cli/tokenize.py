@@ -62,7 +62,7 @@ def tokenize(
             for n, piece in enumerate(pieces)
         ],
     )
-    count = f"{len(tokens):,} tokens, {len(given):,} characters"
+    count = f"Tokens: {len(tokens):,}"
     whole = {"text": tokenizer.decode(tokens), "ids": tokens, "pieces": pieces}
     show(Document(count, [table]), whole, json)
 

@@ -113,6 +113,7 @@ class Engine:
             kv_cache=kv_cache,
         )
         self.stats = EngineStats()
+        np.empty(24 << 20, np.uint8)  # freeing it teaches glibc to keep arrays of this size for the next step
         self._arrivals = 0
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -208,7 +209,7 @@ class Engine:
                 strict=False,
             )
         )
-        stats.prompt_tokens += batch.num_tokens - decoding
+        stats.prompt_tokens += batch.num_tokens - int(decoding)
         if decoding == batch.num_tokens:
             stats.decode_s += computed - planned
         else:

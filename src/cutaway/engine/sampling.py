@@ -238,8 +238,8 @@ def draw_token(
     c: Candidates, params: SamplingParams, history: History, *, seed: int, index: int, position: int, record: bool
 ) -> Drawn:
     """Run the chain over `c` and draw the token for `position`."""
-    raw, kept = c, c
-    steps = [_stage_record("model", raw, raw)] if record else []
+    kept = c
+    steps = [_stage_record("model", c, c)] if record else []
     for name, stage in params.chain:
         before, kept = kept, stage(kept, history)
         if record:
@@ -247,13 +247,12 @@ def draw_token(
     if len(kept) == 1 and not record and params.logprobs is None:
         return Drawn(int(kept.ids[0]))
 
-    mass = stages.probabilities(kept)
     u = None if params.temperature == 0 else uniform(seed, index, position)
-    place, before_mass = stages.pick(mass, u or 0.0)
+    place, before_it = stages.pick(kept, u or 0.0)
     token = int(kept.ids[place])
     if not record and params.logprobs is None:
         return Drawn(token)
-    told = _logprobs(raw, kept, mass, place, params.logprobs or 0)
+    told = _logprobs(c, kept, place, params.logprobs or 0)
     if not record:
         return Drawn(token, told)
     step = StepRecord(
@@ -261,47 +260,49 @@ def draw_token(
         token=token,
         stages=tuple(steps),
         draw=u,
-        interval=(before_mass, before_mass + float(mass[place])),
+        interval=(before_it, before_it + math.exp(told.processed)),
         rank=told.rank,
         logprob_raw=told.raw,
         logprob_processed=told.processed,
-        entropy_raw_nats=stages.entropy(stages.probabilities(raw)),
-        entropy_processed_nats=stages.entropy(mass),
+        entropy_raw_nats=c.entropy_nats,
+        entropy_processed_nats=kept.entropy_nats,
     )
     return Drawn(token, told if params.logprobs is not None else None, step)
 
 
-def _logprobs(raw: Candidates, kept: Candidates, mass: np.ndarray, place: int, count: int) -> TokenLogprobs:
-    token, x = int(kept.ids[place]), raw.logits
-    log_total = raw.peak + math.log(np.exp(x - raw.peak).sum())
-    own = float(x[token])  # raw is the whole vocabulary here: a candidate's place is its id
-    rank = 1 + int(np.count_nonzero(x > own)) + int(np.count_nonzero(x[:token] == own))
-    best = stages.top_k(raw, count).sorted() if count else raw.keep(slice(0, 0))
-    order = np.argsort(-mass, kind="stable")[:count]
+def _logprobs(raw: Candidates, kept: Candidates, place: int, count: int) -> TokenLogprobs:
+    token = int(kept.ids[place])
+    own = raw.logits[token]  # raw is the whole vocabulary here: a candidate's place is its id
+    above = int(np.count_nonzero(raw.logits > own)) + int(np.count_nonzero(raw.logits[:token] == own))
+
+    def logprobs(c: Candidates, logits: np.ndarray) -> list[float]:
+        return (logits - (c.peak + math.log(c.total))).tolist()
+
+    def most_probable(c: Candidates) -> tuple[tuple[int, float], ...]:
+        best = stages.top_k(c, count).sorted() if count else c.keep(slice(0, 0))
+        best = best.keep(slice(0, count))
+        return tuple(zip(best.ids.tolist(), logprobs(c, best.logits), strict=True))
+
     return TokenLogprobs(
         token=token,
-        raw=own - log_total,
-        processed=math.log(mass[place]),
-        rank=rank,
-        top_raw=tuple((int(i), float(v) - log_total) for i, v in zip(best.ids, best.logits, strict=True)),
-        top_processed=tuple((int(kept.ids[i]), math.log(mass[i])) for i in order if mass[i] > 0),
+        raw=logprobs(raw, raw.logits[token : token + 1])[0],
+        processed=logprobs(kept, kept.logits[place : place + 1])[0],
+        rank=above + 1,
+        top_raw=most_probable(raw),
+        top_processed=most_probable(kept),
     )
 
 
 def _stage_record(name: str, before: Candidates, after: Candidates) -> StageRecord:
-    shown = stages.top_k(after, SHOWN).sorted()
-    weights = np.exp(after.logits - after.peak)
-    removed_mass = 0.0
-    if len(after) < len(before):
-        all_weights = np.exp(before.logits - before.peak).sum()
-        removed_mass = max(0.0, 1 - float(np.exp(after.logits - before.peak).sum() / all_weights))
+    shown = stages.top_k(after, SHOWN).sorted().keep(slice(0, SHOWN))
+    filtered = len(after) < len(before)
     return StageRecord(
         name=name,
         kept=len(after),
         removed=len(before) - len(after),
-        removed_mass=removed_mass,
+        removed_mass=max(0.0, 1 - after.total / before.total) if filtered else 0.0,  # a filter leaves the peak
         ids=shown.ids.copy(),
-        probabilities=np.exp(shown.logits - after.peak) / weights.sum(),
+        probabilities=np.exp(shown.logits - after.peak) / after.total,
     )
 
 

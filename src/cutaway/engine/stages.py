@@ -9,6 +9,7 @@ A stage sees the whole vocabulary or only the k largest logits (`TopLogits`), an
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,13 +20,11 @@ __all__ = [
     "History",
     "Stage",
     "add_bias",
-    "entropy",
     "greedy",
     "min_p",
     "penalise_counts",
     "penalise_repetition",
     "pick",
-    "probabilities",
     "temperature",
     "top_k",
     "top_k_with_ties",
@@ -38,7 +37,8 @@ __all__ = [
 class Candidates:
     """What is left to choose from: `ids` int [kept] and `logits` float64 [kept].
 
-    They stand by falling logit, ties by rising id (`ordered`), or by rising id.
+    They stand by falling logit, ties by rising id (`ordered`), or by rising id. The distribution over them is
+    p = softmax(x) = weights / total, with weights = exp(x - peak); it is computed when first asked for, once.
     """
 
     ids: np.ndarray
@@ -53,13 +53,40 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
+    @functools.cached_property
     def peak(self) -> float:
+        """The largest logit."""
         return float(self.logits[0] if self.ordered else self.logits.max())
 
+    @functools.cached_property
+    def weights(self) -> np.ndarray:
+        """exp(x - peak), float64 [kept]"""
+        shifted = self.logits - self.peak
+        return np.exp(shifted, out=shifted)  # in place: at this size a new array costs more than the exponentials
+
+    @functools.cached_property
+    def total(self) -> float:
+        """sum exp(x - peak)"""
+        return float(self.weights.sum())
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """softmax(x), float64 [kept]"""
+        return self.weights / self.total
+
+    @property
+    def entropy_nats(self) -> float:
+        """-sum p ln p = ln total + peak - sum p x"""
+        x = self.logits if self.logits.min() > -math.inf else np.maximum(self.logits, -1e300)  # p is 0 there
+        return math.log(self.total) + self.peak - float(np.einsum("i,i->", self.weights, x)) / self.total
+
     def keep(self, which: np.ndarray | slice, ordered: bool | None = None) -> Candidates:
-        """Those at the places (or under the mask) `which`."""
+        """Those at the places `which`."""
         return Candidates(self.ids[which], self.logits[which], self.ordered if ordered is None else ordered)
+
+    def at_least(self, bound: float) -> Candidates:
+        """Those whose logit is at least `bound`."""
+        return self.keep(np.flatnonzero(self.logits >= bound))
 
     def sorted(self) -> Candidates:
         """By falling logit, ties by rising id."""
@@ -126,8 +153,10 @@ def penalise_counts(
 
 def temperature(c: Candidates, t: float) -> Candidates:
     """(x - max x) / t, for t > 0. The shift leaves the distribution alone and keeps a tiny t from overflowing."""
+    logits = c.logits - c.peak
     with np.errstate(over="ignore"):
-        return Candidates(c.ids, (c.logits - c.peak) / t, c.ordered)
+        logits /= t
+    return Candidates(c.ids, logits, c.ordered)
 
 
 # -- filters ------------------------------------------------------------------------------------------------------
@@ -144,7 +173,7 @@ def top_k(c: Candidates, k: int) -> Candidates:
     if k >= len(c):
         return c
     if not c.ordered:
-        c = c.keep(c.logits >= _at_most_kth(c.logits, k)).sorted()
+        c = c.at_least(_at_most_kth(c.logits, k)).sorted()
     return c.keep(slice(0, k))
 
 
@@ -152,20 +181,18 @@ def top_k_with_ties(c: Candidates, k: int) -> Candidates:
     """The k largest logits, and every other one equal to the smallest of them."""
     if k >= len(c):
         return c
-    return c.keep(c.logits >= top_k(c, k).logits[-1])
+    return c.at_least(top_k(c, k).logits[-1])
 
 
 def top_p(c: Candidates, p: float) -> Candidates:
     """From the most probable down, up to and with the first at which the sum of probabilities is >= p."""
-    mass = probabilities(c)
-    if not c.ordered:
-        # The tail below this bound weighs less than 1 - p altogether, so it lies past the crossing: do not sort it.
-        above = mass >= 0.5 * (1 - p) / len(c)
-        c = c.keep(above)
-        order = np.argsort(-c.logits, kind="stable")
-        c, mass = c.keep(order, ordered=True), mass[above][order]
-    crossing = int(np.searchsorted(np.cumsum(mass), p, side="left"))
-    return c.keep(slice(0, crossing + 1))
+    sought = len(c) if c.ordered else 1024
+    while True:  # sort no more of the vocabulary than is needed
+        best = top_k(c, sought).sorted()
+        reached = np.cumsum(np.exp(best.logits - c.peak))
+        if reached[-1] >= p * c.total or len(best) == len(c):
+            return best.keep(slice(0, int(np.searchsorted(reached, p * c.total, side="left")) + 1))
+        sought *= 16
 
 
 def top_p_from_below(c: Candidates, p: float) -> Candidates:
@@ -174,53 +201,41 @@ def top_p_from_below(c: Candidates, p: float) -> Candidates:
     The same set as `top_p` except where the sum meets the line: there it keeps the token that `top_p` stops before.
     """
     c = c.sorted()
-    from_below = np.cumsum(probabilities(c)[::-1])[::-1]
-    kept = int(np.count_nonzero(from_below > 1 - p))
+    from_below = np.cumsum(c.weights[::-1])[::-1]
+    kept = int(np.count_nonzero(from_below > (1 - p) * c.total))
     return c.keep(slice(0, max(kept, 1)))
 
 
 def min_p(c: Candidates, p: float) -> Candidates:
     """Those whose probability is at least p times that of the most probable: x >= max x + ln p, for p > 0."""
-    return c.keep(c.logits >= c.peak + np.log(p))
+    return c.at_least(c.peak + math.log(p))
 
 
-# -- distributions ------------------------------------------------------------------------------------------------
+# -- the draw -----------------------------------------------------------------------------------------------------
 
 
-def probabilities(c: Candidates) -> np.ndarray:
-    """softmax(x) = exp(x - max x) / sum exp(x - max x), float64 [kept]"""
-    weights = np.exp(c.logits - c.peak)
-    return weights / weights.sum()
+def pick(c: Candidates, u: float) -> tuple[int, float]:
+    """Place of the first candidate at which the cumulative probability exceeds u, and the probability before it.
 
-
-def entropy(mass: np.ndarray) -> float:
-    """-sum p ln p, in nats"""
-    mass = mass[mass > 0]
-    return float(-np.dot(mass, np.log(mass)))
-
-
-def pick(mass: np.ndarray, u: float) -> tuple[int, float]:
-    """Place of the first candidate at which the cumulative mass exceeds u, and the mass before it. u in [0, 1).
-
-    Two levels, so that a large vocabulary is summed by chunks and only one chunk is walked through.
+    u lies in [0, 1). Two levels: a large vocabulary is summed by chunks, and only one chunk is walked through.
     """
-    chunk = 1024
-    target = u * mass.sum()
-    sums = np.cumsum(np.add.reduceat(mass, np.arange(0, len(mass), chunk)))
+    chunk, target = 1024, u * c.total
+    sums = np.cumsum(np.add.reduceat(c.weights, np.arange(0, len(c), chunk)))
     part = min(int(np.searchsorted(sums, target, side="right")), len(sums) - 1)
-    before = float(sums[part - 1]) if part else 0.0
-    inside = before + np.cumsum(mass[part * chunk : (part + 1) * chunk])
+    start = float(sums[part - 1]) if part else 0.0
+    weights = c.weights[part * chunk : (part + 1) * chunk]
+    inside = start + np.cumsum(weights)
     place = int(np.searchsorted(inside, target, side="right"))
     if place == len(inside):  # rounding put the target past the end: the last one that can be drawn
-        place = int(np.flatnonzero(mass[part * chunk : (part + 1) * chunk])[-1])
-    return part * chunk + place, float(inside[place - 1]) if place else before
+        place = int(np.flatnonzero(weights)[-1])
+    return part * chunk + place, (float(inside[place - 1]) if place else start) / c.total
 
 
 def _at_most_kth(x: np.ndarray, k: int) -> float:
     """A bound that at least k values reach, close to the k-th largest: the k-th largest of the maxima of parts."""
-    width = 64
-    parts = len(x) // width
-    maxima = x[: parts * width].reshape(parts, width).max(axis=1) if k <= parts else x
+    deep = 64
+    parts = len(x) // deep
+    maxima = x[: parts * deep].reshape(deep, parts).max(axis=0) if k <= parts else x
     return float(np.partition(maxima, len(maxima) - k)[len(maxima) - k])
 
 

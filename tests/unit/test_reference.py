@@ -224,6 +224,8 @@ def test_logits_exist_only_for_the_rows_that_were_asked_for():
     picked = interpreter.run(replace(batch, output_rows=np.array([7, 2], np.int32)), stage.kv_cache)
     assert close(picked, np.stack([every["b"][1], every["a"][2]]))
     assert Stage(interpreter, TINY).feed({"a": a}, "none")["a"].shape == (0, 97)
+    rounding = ReferenceProgram(PROGRAM, random_weights(PROGRAM, "Q8_0"), "int8")
+    assert Stage(rounding, TINY).feed({"a": a}, "none")["a"].shape == (0, 97)
 
 
 def test_head_top_k_gives_the_same_values_as_all_logits():

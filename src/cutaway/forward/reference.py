@@ -113,7 +113,7 @@ class ReferenceProgram:
 
     def _linear(self, op: Op, inputs: list[np.ndarray], batch: Batch, kv_cache: KVArrays) -> np.ndarray:
         x, weight = inputs[0], self.weights[op.weights[0]]
-        if self.activations == "int8" and weight.format not in FLOAT_FORMATS:
+        if self.activations == "int8" and weight.format not in FLOAT_FORMATS and len(x):
             x = round_activations(x)
         bias = self._values(op.weights[1]) if len(op.weights) > 1 else None
         size_bytes = op.width * x.shape[1] * self._dtype.itemsize

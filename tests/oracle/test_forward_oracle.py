@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 from steps import Stage
 from tiny import VARIANTS, random_weights
-from tolerances import FLOAT32_TIMES_TRANSFORMERS, FLOAT64_RELATIVE_PER_LAYER, dot_product
+from tolerances import (
+    EPS32,
+    FLOAT32_TIMES_TRANSFORMERS,
+    FLOAT64_RELATIVE_PER_LAYER,
+    HIDDEN_ROUNDINGS,
+    dot_product,
+)
 
 from cutaway.files.checkpoint import load
 from cutaway.forward.decoder import decoder
@@ -35,7 +41,7 @@ def make(kind: str, program, weights):
     """An interpreter without any rounding of activations."""
     if kind == "reference":
         return ReferenceProgram(program, weights)
-    pytest.importorskip("cutaway._native")
+    pytest.importorskip("cutaway.forward.native", exc_type=ImportError)
     from cutaway.forward.native import NativeProgram
 
     return NativeProgram(program, weights, activations="f32", threads=2, max_context=1024)
@@ -91,7 +97,8 @@ def check(kind: str, case: Case, chunk: int | None = None) -> None:
     logits = stage.logits(case.ids, chunk, taps=taps)
     assert off(logits, case.wide.logits) <= case.logit_tolerance
     for name, wide in case.wide.hidden.items():
-        allowed = FLOAT32_TIMES_TRANSFORMERS * off(case.narrow.hidden[name], wide)
+        lucky = HIDDEN_ROUNDINGS * EPS32 * float(np.abs(wide).max())
+        allowed = max(FLOAT32_TIMES_TRANSFORMERS * off(case.narrow.hidden[name], wide), lucky)
         assert off(taps.recording[name], wide) <= allowed, name
 
 

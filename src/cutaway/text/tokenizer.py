@@ -160,8 +160,8 @@ class Tokenizer:
             text = text.replace(shield, "")
         try:
             ids: list[int] = library.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError as error:
-            raise RequestError("text is not valid Unicode", found=f"a lone surrogate at {error.start}") from None
+        except TypeError:  # what the library says of a str that UTF-8 cannot write
+            raise RequestError("text is not valid Unicode", found="half of a surrogate pair") from None
         return [self._real_ids.get(i, i) for i in ids] if special and self._real_ids else ids
 
     def prepare(self) -> tokenizers.Tokenizer:

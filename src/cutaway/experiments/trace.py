@@ -79,7 +79,7 @@ class Trace:
     lens: Lens | None = None
     lens_texts: Mapping[int, str] = field(default_factory=dict)  # text of every id the lens names
     attention: tuple[AttentionMap, ...] = ()
-    tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
+    tensors: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
 
     @property
     def time_ns(self) -> int | None:

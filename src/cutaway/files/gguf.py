@@ -79,7 +79,7 @@ class StringArray(Sequence[str]):
                     items.append(str(buffer[position + 8 : end], "utf-8"))
                     position = end
             except UnicodeDecodeError as error:
-                raise self._file.error(f"string {len(items)} of an array is not UTF-8", found=error.object) from None
+                raise self._file.error(f"string {len(items)} of an array is not UTF-8", found=error.object[:40]) from None
             self._items = items
         return self._items
 
@@ -223,7 +223,7 @@ class _Part:
         try:
             for _ in range(count):
                 position += 8 + unpack(buffer, position)[0]
-        except struct.error:
+        except (struct.error, OverflowError):  # a position past the end, or past what the machine can count
             position = self.file.size + 1
         self.need(position - self.position, key)
         return array

@@ -31,7 +31,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def catalogue_model() -> Callable[[str], checkpoint.Checkpoint]:
-    """`catalogue_model("smollm2-135m")`: that model opened once a session; the test is skipped where it was not pulled."""
+    """`catalogue_model("smollm2-135m")`: that model, opened once a session; skips the test where it was not pulled."""
     models: dict[str, checkpoint.Checkpoint] = {}
 
     def model(name: str) -> checkpoint.Checkpoint:

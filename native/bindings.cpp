@@ -1,0 +1,260 @@
+// The Python module `cutaway._native`: packing, plans, and single kernels for the tests. Every array is checked here,
+// the door between Python and the kernels; long calls hold no GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+
+#include "pack.h"
+#include "plan.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace cutaway;
+
+namespace {
+
+template <class T> using Vec = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T> using Mat = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T> using Out = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using AnyArray = nb::ndarray<nb::c_contig, nb::device::cpu>;
+using Numpy2 = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+
+void require(bool fine, const std::string& what) {
+    if (!fine) throw std::invalid_argument(what);
+}
+
+template <class T> nb::ndarray<nb::numpy, T> owned(std::vector<T>&& values, std::vector<size_t> shape) {
+    auto* kept = new std::vector<T>(std::move(values));
+    nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+    return nb::ndarray<nb::numpy, T>(kept->data(), shape.size(), shape.data(), owner);
+}
+
+const Kernels* pick(const std::string& isa) {
+    const Kernels* k = kernels_for(isa.c_str());
+    require(k != nullptr, "instruction set '" + isa + "' is not available on this processor");
+    return k;
+}
+
+std::shared_ptr<Packed> pack(const std::string& format, Mat<uint8_t> data, int columns, Pool& pool) {
+    require(row_bytes(format, columns) == data.shape(1), "packed rows: found " + std::to_string(data.shape(1)) + " bytes a row, expected " + std::to_string(row_bytes(format, columns)));
+    const uint8_t* p = data.data();
+    const int rows = static_cast<int>(data.shape(0));
+    nb::gil_scoped_release release;
+    return pack_matrix(format, p, rows, columns, pool);
+}
+
+std::shared_ptr<std::vector<float>> vector_of(Vec<float> v) { return std::make_shared<std::vector<float>>(v.data(), v.data() + v.shape(0)); }
+
+KvType kv_type(const std::string& name) {
+    if (name == "f16") return KvType::F16;
+    if (name == "f32") return KvType::F32;
+    require(name == "q8_0", "unknown KV cache type " + name);
+    return KvType::Q8;
+}
+
+// y = x w^T through the kernels alone.
+Numpy2 matmul_alone(const Packed& w, Mat<float> x, const std::string& isa, bool int8, Pool& pool, nb::object bias, nb::object residual) {
+    const Kernels* k = pick(isa);
+    const int tokens = static_cast<int>(x.shape(0)), columns = w.w.columns, rows = w.w.rows;
+    require(static_cast<int>(x.shape(1)) == columns, "matmul: columns differ");
+    const bool coded = int8 && !is_float(w.w.kind);
+    std::vector<int8_t> codes;
+    std::vector<GroupSums> sums;
+    if (coded) {
+        codes.resize(static_cast<size_t>(tokens) * columns);
+        sums.resize(static_cast<size_t>(tokens) * columns / 32);
+        for (int t = 0; t < tokens; ++t) k->quantize(x.data() + static_cast<size_t>(t) * columns, columns, codes.data() + static_cast<size_t>(t) * columns, sums.data() + static_cast<size_t>(t) * columns / 32);
+    }
+    const float* b = nullptr;
+    const float* res = nullptr;
+    if (!bias.is_none()) b = nb::cast<Vec<float>>(bias).data();
+    if (!residual.is_none()) res = nb::cast<Mat<float>>(residual).data();
+    std::vector<float> out(static_cast<size_t>(tokens) * rows);
+    if (tokens > 0)
+        pool.run([&](int thread) {
+            const int panels = w.w.panels(), begin = static_cast<int>(static_cast<int64_t>(panels) * thread / pool.threads()), end = static_cast<int>(static_cast<int64_t>(panels) * (thread + 1) / pool.threads());
+            k->matmul({&w.w, begin, end, tokens, x.data(), coded ? codes.data() : nullptr, sums.data(), b, res, out.data()});
+        });
+    return Numpy2(owned(std::move(out), {static_cast<size_t>(tokens), static_cast<size_t>(rows)}));
+}
+
+// Bytes a second that `threads` threads read together from memory, best of `repeats` passes over `bytes`.
+double read_bandwidth(int threads, size_t bytes, int repeats) {
+    Pool pool(threads);
+    Scratch<uint64_t> memory;
+    const size_t words = bytes / 8 / threads / 64 * 64;
+    memory.reserve(words * threads);
+    std::vector<uint64_t> sink(static_cast<size_t>(threads) * 8);
+    pool.run([&](int t) { std::memset(memory.get() + words * t, t + 1, words * 8); });
+    double best = 0;
+    for (int i = 0; i < repeats; ++i) {
+        const auto start = std::chrono::steady_clock::now();
+        pool.run([&](int t) {
+            const uint64_t* p = memory.get() + words * t;
+            uint64_t s[8] = {};
+            for (size_t w = 0; w < words; w += 8) {
+                __builtin_prefetch(p + w + 256);
+                for (int j = 0; j < 8; ++j) s[j] ^= p[w + j];
+            }
+            for (int j = 0; j < 8; ++j) sink[8 * t + j] ^= s[j];
+        });
+        const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        best = std::max(best, static_cast<double>(words * threads * 8) / s);
+    }
+    volatile uint64_t keep = sink[0];
+    (void)keep;
+    return best;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.doc() = "Kernels of Cutaway: packed weights, compiled plans, and the thread pool.";
+
+    m.def("isas", [] {
+        std::vector<std::string> names;
+        for (const char* name : {"avx512vnni", "avx2", "scalar"})
+            if (kernels_for(name)) names.emplace_back(name);
+        return names;
+    }, "Instruction sets this build can use on this processor, best first.");
+    m.def("usable_cores", &usable_cores, "Physical cores within this process's affinity and cgroup quota.");
+    m.def("read_bandwidth", &read_bandwidth, "threads"_a, "bytes"_a = size_t{1} << 28, "repeats"_a = 5, nb::call_guard<nb::gil_scoped_release>(),
+          "Bytes a second read from memory by `threads` threads together.");
+    m.def("drop_pages", [](nb::ndarray<const uint8_t, nb::c_contig, nb::device::cpu> data) {
+#if defined(__linux__)
+        const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+        const uintptr_t begin = (reinterpret_cast<uintptr_t>(data.data()) + page - 1) / page * page;
+        const uintptr_t end = (reinterpret_cast<uintptr_t>(data.data()) + data.nbytes()) / page * page;
+        if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+#else
+        (void)data;
+#endif
+    }, "data"_a, "Let go of the resident pages of a read-only file mapping; they are read again if touched.");
+
+    nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
+
+    nb::class_<Packed>(m, "Packed")
+        .def_prop_ro("nbytes", [](const Packed& p) { return p.w.bytes(); })
+        .def_prop_ro("shape", [](const Packed& p) { return nb::make_tuple(p.w.rows, p.w.columns); });
+    m.def("pack", &pack, "format"_a, "data"_a, "columns"_a, "pool"_a, "File rows, uint8 [rows, row_bytes] -> panels.");
+    m.def("unpack", [](const Packed& p, const std::string& isa) {
+        const Kernels* k = pick(isa);
+        const size_t columns = p.w.columns, rows = p.w.rows;
+        std::vector<float> panel(8 * static_cast<size_t>(p.w.groups()) * 32), out(rows * columns);
+        for (int i = 0; i < p.w.panels(); ++i) {
+            k->unpack_panel(p.w, i, panel.data());
+            for (size_t r = 0; r < 8 && 8 * static_cast<size_t>(i) + r < rows; ++r)
+                for (size_t c = 0; c < columns; ++c) out[(8 * static_cast<size_t>(i) + r) * columns + c] = panel[8 * c + r];
+        }
+        return Numpy2(owned(std::move(out), {rows, columns}));
+    }, "packed"_a, "isa"_a = "", "Panels -> float32 [rows, columns].");
+    m.def("matmul", &matmul_alone, "w"_a, "x"_a, "isa"_a, "int8"_a, "pool"_a, "bias"_a.none() = nb::none(), "residual"_a.none() = nb::none(),
+          "x [num_tokens, columns] -> x w^T [num_tokens, rows].");
+    m.def("quantize", [](Mat<float> x, const std::string& isa) {
+        const Kernels* k = pick(isa);
+        const size_t tokens = x.shape(0), columns = x.shape(1), groups = columns / 32;
+        require(columns % 32 == 0, "quantize: columns are not a multiple of 32");
+        std::vector<int8_t> codes(tokens * columns);
+        std::vector<GroupSums> sums(tokens * groups);
+        std::vector<float> scales(tokens * groups);
+        for (size_t t = 0; t < tokens; ++t) k->quantize(x.data() + t * columns, static_cast<int>(columns), codes.data() + t * columns, sums.data() + t * groups);
+        for (size_t i = 0; i < sums.size(); ++i) scales[i] = sums[i].scale;
+        return nb::make_tuple(owned(std::move(codes), {tokens, columns}), owned(std::move(scales), {tokens, groups}));
+    }, "x"_a, "isa"_a = "", "float32 [num_tokens, columns] -> (codes int8, scales float32 [num_tokens, columns / 32]).");
+    m.def("row_kernel", [](const std::string& name, Vec<float> a, Vec<float> b, float eps, const std::string& isa) {
+        const Kernels* k = pick(isa);
+        const int n = static_cast<int>(a.shape(0));
+        require(a.shape(0) == b.shape(0), "row_kernel: lengths differ");
+        std::vector<float> out(n);
+        if (name == "rms_norm") k->rms_norm(a.data(), b.data(), n, eps, out.data());
+        else if (name == "silu_mul") k->silu_mul(a.data(), b.data(), n, out.data());
+        else if (name == "add") k->add(a.data(), b.data(), n, out.data());
+        else require(false, "row_kernel: no kernel " + name);
+        return owned(std::move(out), {static_cast<size_t>(n)});
+    }, "name"_a, "a"_a, "b"_a, "eps"_a = 1e-6f, "isa"_a = "");
+
+    nb::class_<Plan>(m, "Plan", nb::dynamic_attr())
+        .def("__init__", [](Plan* self, const std::string& isa, std::shared_ptr<Pool> pool, int num_heads, int num_kv_heads, int head_dim, int num_layers, float eps, bool int8) {
+            require(head_dim % 8 == 0, "head_dim is not a multiple of 8");
+            require(num_kv_heads > 0 && num_heads % num_kv_heads == 0, "num_heads is not a multiple of num_kv_heads");
+            new (self) Plan(pick(isa), std::move(pool), {num_heads, num_kv_heads, head_dim, num_layers, eps}, int8);
+        }, "isa"_a, "pool"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "num_layers"_a, "eps"_a, "int8"_a)
+        .def("buffer", &Plan::add_buffer, "width"_a, "outputs"_a)
+        .def("embedding", [](Plan& p, const std::string& format, Mat<uint8_t> data, int columns) {
+            p.set_embedding({format, data.data(), static_cast<int>(data.shape(0)), columns, data.shape(1)});
+        }, "format"_a, "data"_a, "columns"_a, nb::keep_alive<1, 3>())
+        .def("rope_tables", [](Plan& p, Mat<float> cos, Mat<float> sin) { p.set_rope(cos.data(), sin.data(), static_cast<int>(cos.shape(0))); },
+             "cos"_a, "sin"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+        .def("bind_kv", [](Plan& p, const std::vector<nb::object>& k, const std::vector<nb::object>& v, const std::vector<nb::object>& ks, const std::vector<nb::object>& vs, const std::string& kt, const std::string& vt) {
+            std::vector<KvLayer> layers;
+            int blocks = 0;
+            for (size_t i = 0; i < k.size(); ++i) {
+                const auto keys = nb::cast<AnyArray>(k[i]), values = nb::cast<AnyArray>(v[i]);
+                require(keys.ndim() == 4 && values.ndim() == 4, "KV cache: arrays are not [num_blocks, num_kv_heads, ., .]");
+                require(keys.shape(3) == values.shape(2) && keys.shape(2) == values.shape(3) && keys.shape(3) % 8 == 0, "KV cache: shapes of keys and values disagree");
+                auto scales = [](const std::vector<nb::object>& list, size_t at) { return list.empty() ? nullptr : static_cast<uint16_t*>(nb::cast<AnyArray>(list[at]).data()); };
+                blocks = static_cast<int>(keys.shape(0));
+                layers.push_back({keys.data(), values.data(), scales(ks, i), scales(vs, i), kv_type(kt), kv_type(vt), static_cast<int>(keys.shape(1)), static_cast<int>(keys.shape(2)), static_cast<int>(keys.shape(3))});
+            }
+            p.bind_kv(std::move(layers), blocks);
+        }, "k"_a, "v"_a, "k_scale"_a, "v_scale"_a, "k_type"_a, "v_type"_a)
+        .def("embed", [](Plan& p, int out) { Phase f; f.kind = PhaseKind::Embed; f.out = out; return p.add_phase(std::move(f)); }, "out"_a)
+        .def("rows", [](Plan& p, const std::string& kind, int in, int in2, int out, nb::object weight, bool outputs) {
+            Phase f;
+            f.kind = kind == "rms_norm" ? PhaseKind::Norm : kind == "head_norm" ? PhaseKind::HeadNorm : kind == "rope" ? PhaseKind::Rope : kind == "silu_mul" ? PhaseKind::SiluMul : kind == "add" ? PhaseKind::Add : PhaseKind::SelectRows;
+            f.in = in, f.in2 = in2, f.out = out, f.width = p.buffer_width(in), f.outputs = outputs;
+            if (!weight.is_none()) f.weight = vector_of(nb::cast<Vec<float>>(weight));
+            return p.add_phase(std::move(f));
+        }, "kind"_a, "in"_a, "in2"_a, "out"_a, "weight"_a.none(), "outputs"_a)
+        .def("attention", [](Plan& p, int layer, int q, int k, int v, int out, bool rope, nb::object q_norm, nb::object k_norm) {
+            Phase f;
+            f.kind = PhaseKind::Attention, f.layer = layer, f.in = q, f.in2 = k, f.in3 = v, f.out = out, f.rope = rope;
+            if (!q_norm.is_none()) f.weight = vector_of(nb::cast<Vec<float>>(q_norm));
+            if (!k_norm.is_none()) f.weight2 = vector_of(nb::cast<Vec<float>>(k_norm));
+            return p.add_phase(std::move(f));
+        }, "layer"_a, "q"_a, "k"_a, "v"_a, "out"_a, "rope"_a, "q_norm"_a.none(), "k_norm"_a.none())
+        .def("matmul", [](Plan& p, int in, const std::vector<std::shared_ptr<Packed>>& w, const std::vector<nb::object>& bias, const std::vector<int>& out, int residual, nb::object norm, int silu_out, bool outputs) {
+            Phase f;
+            f.kind = PhaseKind::Matmul, f.in = in, f.outputs = outputs;
+            for (size_t i = 0; i < w.size(); ++i) {
+                require(w[i]->w.columns == p.buffer_width(in), "matmul: columns of the weight and width of the input differ");
+                require(w[i]->w.rows == p.buffer_width(out[i]), "matmul: rows of the weight and width of the output differ");
+                f.linears.push_back({w[i], bias[i].is_none() ? nullptr : vector_of(nb::cast<Vec<float>>(bias[i])), out[i], residual});
+            }
+            if (!norm.is_none()) f.norm = true, f.weight = vector_of(nb::cast<Vec<float>>(norm));
+            if (silu_out >= 0) f.silu = true, f.out = silu_out;
+            return p.add_phase(std::move(f));
+        }, "in"_a, "w"_a, "bias"_a, "out"_a, "residual"_a, "norm"_a.none(), "silu_out"_a, "outputs"_a)
+        .def("top_head", [](Plan& p, int in, int vocab) { Phase f; f.kind = PhaseKind::TopHead; f.in = in; f.width = vocab; f.outputs = true; return p.add_phase(std::move(f)); }, "in"_a, "vocab"_a)
+        .def("begin", [](Plan& p, Vec<int32_t> ids, Vec<int32_t> positions, Vec<int32_t> slots, Vec<int32_t> starts, Vec<int32_t> lengths, Mat<int32_t> tables, Vec<int32_t> rows, int top_k) {
+            require(positions.shape(0) == ids.shape(0) && slots.shape(0) == ids.shape(0) && starts.shape(0) == lengths.shape(0) + 1 && tables.shape(0) == lengths.shape(0), "batch: lengths of the arrays disagree");
+            p.begin({ids.data(), positions.data(), slots.data(), starts.data(), lengths.data(), tables.data(), rows.data(), static_cast<int>(ids.shape(0)), static_cast<int>(lengths.shape(0)), static_cast<int>(tables.shape(1)), static_cast<int>(rows.shape(0))}, top_k);
+        }, "token_ids"_a, "positions"_a, "slots"_a, "query_starts"_a, "context_lengths"_a, "block_tables"_a, "output_rows"_a, "top_k"_a)
+        .def("run", &Plan::run, "first"_a, "last"_a, "profile"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("view", [](Plan& p, int id) {
+            const size_t shape[2] = {static_cast<size_t>(p.buffer_rows(id)), static_cast<size_t>(p.buffer_width(id))};
+            return Numpy2(p.buffer(id), 2, shape, nb::find(p));
+        }, "buffer"_a, "The buffer of the step under way, [rows, width]; valid until the next step.")
+        .def("top", [](const Plan& p, int k) {
+            const size_t rows = k > 0 ? p.top_ids().size() / k : 0;
+            return nb::make_tuple(owned(std::vector<int32_t>(p.top_ids()), {rows, static_cast<size_t>(k)}), owned(std::vector<float>(p.top_values()), {rows, static_cast<size_t>(k)}));
+        }, "k"_a)
+        .def_prop_ro("head_rows_finished", &Plan::head_rows_finished)
+        .def_prop_ro("scratch_bytes", &Plan::scratch_bytes)
+        .def("times", [](const Plan& p) {
+            std::vector<double> ns;
+            for (const Phase& f : p.phases()) ns.push_back(f.ns.empty() ? 0.0 : f.ns[0]);
+            return ns;
+        }, "Nanoseconds of each phase of the last profiled run.");
+}

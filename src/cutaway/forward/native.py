@@ -1,0 +1,350 @@
+"""The native interpreter: a Program compiled once into phases of C++ kernels, a step being one call without the GIL.
+
+Compiling rewrites the Program: operations that follow one another are fused into one phase where that saves a trip
+through memory or a barrier (norm + quantise + q/k/v, gate/up + SiLU, head norms + RoPE + attention, projection +
+residual). A fused phase computes exactly what its operations compute one by one. A tapped tensor that a fused phase
+would keep to itself takes that phase apart; every other phase stays fused. Buffers are planned from the lifetimes of
+the tensors. Only this file imports the extension. Read next: `native/plan.h`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from cutaway import _native
+from cutaway.errors import KernelError
+from cutaway.forward.program import Batch, Op, Program, TopLogits
+from cutaway.forward.rope import rope_tables
+from cutaway.forward.taps import Taps
+from cutaway.quant import Weight
+
+__all__ = ["NativeProgram", "isas", "read_bandwidth", "usable_cores"]
+
+
+def isas() -> list[str]:
+    """Instruction sets the kernels can use on this processor, best first."""
+    return list(_native.isas())
+
+
+def usable_cores() -> int:
+    """Physical cores within this process's affinity and cgroup quota: the default number of threads."""
+    return int(_native.usable_cores())
+
+
+def read_bandwidth(threads: int, nbytes: int = 1 << 28, repeats: int = 5) -> float:
+    """Bytes a second that `threads` threads together read from memory (best of `repeats` passes)."""
+    return float(_native.read_bandwidth(threads, nbytes, repeats))
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """Operations done by one native phase, and the buffers of the tensors that exist once it is over."""
+
+    ops: tuple[str, ...]
+    tensors: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    plan: _native.Plan
+    phases: list[_Phase]
+    head: int  # index of the first phase that works on output rows
+    logits: int  # buffer of the logits
+
+
+class NativeProgram:
+    """Runs a Program with the C++ kernels.
+
+    `activations`: "int8" multiplies quantised weights by activations quantised in groups of 32 (float weights always
+    meet float32 activations); "f32" rounds nothing. `threads`: None means `usable_cores()`. `max_context` bounds
+    positions. `fuse=False` gives every operation a phase of its own: the same bits, slower. `isa`: None means the
+    environment variable CUTAWAY_ISA, or the best this processor has.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Mapping[str, Weight],
+        *,
+        activations: str = "int8",
+        threads: int | None = None,
+        max_context: int = 4096,
+        fuse: bool = True,
+        isa: str | None = None,
+    ) -> None:
+        if activations not in ("int8", "f32"):
+            raise KernelError("unknown activations", found=repr(activations), expected="'int8' or 'f32'")
+        config = program.config
+        if config.head_dim % 8:
+            raise KernelError("the kernels need heads of whole vectors", found=f"head_dim {config.head_dim}", expected="a multiple of 8")
+        isa = isa or os.environ.get("CUTAWAY_ISA") or isas()[0]
+        if isa not in isas():
+            raise KernelError("instruction set is not available", found=repr(isa), expected=" or ".join(isas()), hint="unset CUTAWAY_ISA")
+        self.program, self.activations, self.isa, self.fuse, self.max_context = program, activations, isa, fuse, max_context
+        self.threads = threads or usable_cores()
+        self._pool = _native.Pool(self.threads)
+        self._cos, self._sin = (np.ascontiguousarray(table) for table in rope_tables(config, max_context))
+        self._vectors: dict[str, np.ndarray] = {}
+        self._packed: dict[str, _native.Packed] = {}
+        self._weights = weights
+        self._embedding = weights["embed.weight"]
+        self._compiled: dict[frozenset[str], _Compiled] = {}
+        self._last: _Compiled | None = None
+        for op in program:
+            self._pack(op)
+
+    @property
+    def packed_nbytes(self) -> int:
+        """Bytes of the packed weight matrices (the embedding table stays in its file)."""
+        return sum(packed.nbytes for packed in self._packed.values())
+
+    @property
+    def scratch_nbytes(self) -> int:
+        """Bytes of activations and scratch memory allocated so far."""
+        return sum(compiled.plan.scratch_bytes for compiled in self._compiled.values())
+
+    def run(self, batch: Batch, kv_cache: object, taps: Taps | None = None, *, profile: bool = False) -> np.ndarray | TopLogits:
+        """One step: logits float32 [num_outputs, vocab], or the largest of each row when `batch.head_top_k` is set.
+
+        Raises KernelError for a batch that does not fit the model, the KV cache or `max_context`.
+        """
+        compiled = self._compile(taps.names if taps else frozenset())
+        plan, self._last = compiled.plan, compiled
+        top_k = batch.head_top_k or 0
+        self._bind(plan, kv_cache)
+        try:
+            plan.begin(
+                batch.token_ids,
+                batch.positions,
+                batch.slots,
+                batch.query_starts,
+                batch.context_lengths,
+                batch.block_tables,
+                batch.output_rows,
+                top_k,
+            )
+        except ValueError as error:
+            raise KernelError(str(error)) from None
+        outputs = len(batch.output_rows)
+        end = len(compiled.phases) - (0 if top_k else 1) if outputs else compiled.head
+        if taps is None:
+            plan.run(0, end, profile)
+        else:
+            self._run_tapped(compiled, end, batch, taps, profile)
+        if not outputs:
+            return np.empty((0, self.program.config.vocab), np.float32)
+        if top_k:
+            ids, values = plan.top(min(top_k, self.program.config.vocab))
+            return TopLogits(ids, values)
+        return np.array(plan.view(compiled.logits))
+
+    def times(self) -> list[tuple[tuple[str, ...], float]]:
+        """(names of the operations, nanoseconds) of each phase of the last run with `profile=True`."""
+        if self._last is None:
+            return []
+        return [(phase.ops, ns) for phase, ns in zip(self._last.phases, self._last.plan.times(), strict=True)]
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def _run_tapped(self, compiled: _Compiled, end: int, batch: Batch, taps: Taps, profile: bool) -> None:
+        taps.begin(batch)
+        done = 0
+        for index, phase in enumerate(compiled.phases[:end]):
+            tapped = [(name, buffer) for name, buffer in phase.tensors if name in taps.names]
+            if not tapped:
+                continue
+            compiled.plan.run(done, index + 1, profile)
+            done = index + 1
+            for name, buffer in tapped:
+                view = compiled.plan.view(buffer)
+                replacement = taps.visit(name, view)
+                if replacement is not None:
+                    view[...] = replacement
+        if done < end:
+            compiled.plan.run(done, end, profile)
+
+    def _bind(self, plan: _native.Plan, kv: object) -> None:
+        if getattr(plan, "bound", None) is kv:
+            return
+        plan.bind_kv(kv.k, kv.v, kv.k_scale, kv.v_scale, kv.k_type, kv.v_type)  # type: ignore[attr-defined]
+        plan.bound = kv
+
+    # -- compiling ---------------------------------------------------------------------------------------------------
+
+    def _pack(self, op: Op) -> None:
+        if op.kind == "linear":
+            name = op.weights[0]
+            if name not in self._packed:
+                weight = self._weights[name]
+                data = np.ascontiguousarray(weight.data)
+                self._packed[name] = _native.pack(weight.format, data, weight.shape[1], self._pool)
+                _native.drop_pages(data)
+        for name in op.weights[1:] if op.kind == "linear" else op.weights if op.kind != "embed" else ():
+            self._vectors[name] = np.ascontiguousarray(self._weights[name].dequantize(), dtype=np.float32).reshape(-1)
+
+    def _compile(self, tapped: frozenset[str]) -> _Compiled:
+        if tapped not in self._compiled:
+            self._compiled[tapped] = _Compiler(self, tapped).compile()
+        return self._compiled[tapped]
+
+
+class _Compiler:
+    """Lays out the phases of one plan. `tapped` names must exist as tensors between phases."""
+
+    def __init__(self, native: NativeProgram, tapped: frozenset[str]) -> None:
+        self.native, self.tapped, self.program = native, tapped, native.program
+        config = self.program.config
+        self.plan = _native.Plan(
+            native.isa,
+            native._pool,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.num_layers,
+            config.rms_norm_eps,
+            native.activations == "int8",
+        )
+        embedding = native._embedding
+        self.plan.embedding(embedding.format, np.ascontiguousarray(embedding.data), embedding.shape[1])
+        self.plan.rope_tables(native._cos, native._sin)
+        self.phases: list[_Phase] = []
+        self.buffers: dict[str, int] = {}
+        self.free: dict[tuple[int, bool], list[int]] = {}
+        self.groups = self._groups()
+        self.last_use = {name: i for i, group in enumerate(self.groups) for op in group for name in op.inputs}
+
+    def compile(self) -> _Compiled:
+        for index, group in enumerate(self.groups):
+            self._emit(index, group)
+        logits = self.buffers["logits"]
+        head = next(i for i, phase in enumerate(self.phases) if phase.ops[0] == "outputs")
+        self.plan.top_head(logits, self.program.config.vocab)
+        self.phases.append(_Phase(("top_logits",), ()))
+        return _Compiled(self.plan, self.phases, head, logits)
+
+    def _groups(self) -> list[list[Op]]:
+        """The Program's operations, those of one phase together."""
+        if not self.native.fuse:
+            return [[op] for op in self.program]
+        groups: list[list[Op]] = []
+        ops = list(self.program)
+        while ops:
+            size = next((n for n in (self._projections(ops), self._attention(ops), self._residual(ops)) if n), 1)
+            groups.append(ops[:size])
+            del ops[:size]
+        return groups
+
+    def _hidden(self, ops: list[Op]) -> bool:
+        """True when no tap looks at these tensors."""
+        return not any(op.name in self.tapped for op in ops)
+
+    def _projections(self, ops: list[Op]) -> int:
+        """[rms_norm] + the linears that read one tensor [+ silu_mul of the two]"""
+        start = 1 if ops[0].kind == "rms_norm" and self._hidden(ops[:1]) else 0
+        if start == len(ops) or ops[start].kind != "linear":
+            return 0
+        source = ops[0].name if start else ops[0].inputs[0]
+        end = start
+        while end < len(ops) and ops[end].kind == "linear" and ops[end].inputs == (source,):
+            end += 1
+        if end == start:
+            return 0
+        pair = ops[start:end]
+        if end < len(ops) and ops[end].kind == "silu_mul" and len(pair) == 2 and self._hidden(pair):
+            return end + 1
+        return end if start or len(pair) > 1 else 0
+
+    def _attention(self, ops: list[Op]) -> int:
+        """[head_norm of q, head_norm of k] + rope of q, rope of k + attention"""
+        for kinds in (["rope", "rope", "attention"], ["head_norm", "head_norm", "rope", "rope", "attention"]):
+            if [op.kind for op in ops[: len(kinds)]] == kinds and self._hidden(ops[: len(kinds) - 1]):
+                return len(kinds)
+        return 0
+
+    def _residual(self, ops: list[Op]) -> int:
+        """linear + add of its result"""
+        fits = len(ops) > 1 and ops[0].kind == "linear" and ops[1].kind == "add" and ops[1].inputs[1] == ops[0].name
+        return 2 if fits and self._hidden(ops[:1]) else 0
+
+    # -- one phase ---------------------------------------------------------------------------------------------------
+
+    def _take(self, op: Op, over: str | None = None, index: int = -1) -> int:
+        """A buffer for the tensor of `op`; that of tensor `over` where nobody reads it after phase `index`."""
+        key = (op.width, op.rows == "num_outputs")
+        if over is not None and self.last_use.get(over) == index:
+            self.buffers[op.name] = self.buffers.pop(over)
+        else:
+            free = self.free.setdefault(key, [])
+            self.buffers[op.name] = free.pop() if free else self.plan.buffer(*key)
+        return self.buffers[op.name]
+
+    def _emit(self, index: int, group: list[Op]) -> None:
+        made: list[tuple[str, int]] = []
+        kinds = [op.kind for op in group]
+        if "linear" in kinds:
+            made = self._emit_matmul(index, group)
+        elif kinds[-1] == "attention":
+            made = self._emit_attention(group)
+        elif kinds == ["embed"]:
+            out = self._take(group[0])
+            self.plan.embed(out)
+            made = [(group[0].name, out)]
+        else:
+            op = group[0]
+            inputs = [self.buffers[name] for name in op.inputs]
+            out = self._take(op)
+            weight = self.native._vectors[op.weights[0]] if op.weights else None
+            second = inputs[1] if len(inputs) > 1 else -1
+            self.plan.rows(op.kind, inputs[0], second, out, weight, op.rows == "num_outputs")
+            made = [(op.name, out)]
+        self.phases.append(_Phase(tuple(op.name for op in group), tuple(made)))
+        for op in group:
+            for name in set(op.inputs):
+                if self.last_use[name] == index and name in self.buffers:
+                    width, outputs = self.program[name].width, self.program[name].rows == "num_outputs"
+                    self.free.setdefault((width, outputs), []).append(self.buffers.pop(name))
+
+    def _emit_matmul(self, index: int, group: list[Op]) -> list[tuple[str, int]]:
+        linears = [op for op in group if op.kind == "linear"]
+        norm = group[0] if group[0].kind == "rms_norm" else None
+        last = group[-1]
+        source = self.buffers[(norm or linears[0]).inputs[0]]
+        residual, silu_out = -1, -1
+        if last.kind == "add":  # in place over the residual stream where that ends here
+            residual = self.buffers[last.inputs[0]]
+            outs = [self._take(last, over=last.inputs[0], index=index)]
+            made = [(last.name, outs[0])]
+        else:
+            outs = [self._take(op) for op in linears]
+            made = [(op.name, out) for op, out in zip(linears, outs, strict=True)]
+            if last.kind == "silu_mul":
+                silu_out = self._take(last, over=last.inputs[0], index=index)
+                made = [(last.name, silu_out)]
+        biases = [self.native._vectors[op.weights[1]] if len(op.weights) > 1 else None for op in linears]
+        self.plan.matmul(
+            source,
+            [self.native._packed[op.weights[0]] for op in linears],
+            biases,
+            outs,
+            residual,
+            self.native._vectors[norm.weights[0]] if norm else None,
+            silu_out,
+            linears[0].rows == "num_outputs",
+        )
+        return made
+
+    def _emit_attention(self, group: list[Op]) -> list[tuple[str, int]]:
+        op = group[-1]
+        norms = [self.native._vectors[o.weights[0]] for o in group if o.kind == "head_norm"] or [None, None]
+        names = list(op.inputs)
+        for before in reversed(group[:-1]):  # back to the tensors the fused phase starts from
+            names = [before.inputs[0] if name == before.name else name for name in names]
+        q, k, v = (self.buffers[name] for name in names)
+        out = self._take(op)
+        assert op.layer is not None
+        self.plan.attention(op.layer, q, k, v, out, len(group) > 1, *norms)
+        return [(op.name, out)]

@@ -24,6 +24,7 @@ FIRST = 30  # the character of id 0 is chr(30), so ids 2..96 are the printable A
 
 class FakeTokenizer:
     vocab_size = 97
+    eos_ids: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
         self.control_tokens = {"<end>": 0, "<start>": 1}
@@ -51,7 +52,8 @@ class FakeLLM:
         self.program = decoder(config)
         weights = weights or tiny.random_weights(self.program, format, seed)
         self.checkpoint = SimpleNamespace(weights=weights, add_bos=False, bos_id=None, eos_ids=frozenset({0}))
-        self.interpreter = ReferenceProgram(self.program, weights)
+        self.interpreter: Any = ReferenceProgram(self.program, weights)
+        self.engine = SimpleNamespace(interpreter=self.interpreter)
         self.tokenizer = FakeTokenizer()
         self.kv_bytes_per_token = KVCache.bytes_per_token(config, "f32", "f32")
         self.chat_template: str | None = "a template"
@@ -69,7 +71,7 @@ class FakeLLM:
     def forward(self, ids: Iterable[int]) -> np.ndarray:
         ids = list(ids)
         self.forwards.append(len(ids))
-        return steps.Stage(self.interpreter, self.config).logits(ids, self.chunk, taps=self._taps)
+        return steps.Stage(self.engine.interpreter, self.config).logits(ids, self.chunk, taps=self._taps)
 
     @contextlib.contextmanager
     def tap(self, names: Iterable[str], patch: Mapping[str, Any] | None = None) -> Iterator[Recording]:

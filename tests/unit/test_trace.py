@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,18 +72,32 @@ def test_visible_pairs() -> None:
     assert visible_pairs([9]) == 10
 
 
-def test_profile_is_taken_from_a_run_without_taps(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    tapped = FakeLLM()
-    seen: list[bool] = []
+class Clocked:
+    """An interpreter with a clock: each step of a run takes 10 ns for the embedding, 32 ns for the rest."""
 
-    def profile() -> list[tuple[list[str], int]]:
-        seen.append(tapped._taps is None)
-        return [(["embed"], 10), (["logits"], 32)]
+    def __init__(self, interpreter: Any) -> None:
+        self.interpreter, self.runs = interpreter, []
 
-    monkeypatch.setattr(tapped.interpreter, "profile", profile, raising=False)
-    assert trace(tapped, PROMPT, lens_positions=None).time_ns == 42
-    assert seen == [True]
-    assert trace(tapped, PROMPT, lens_positions=None, time=False).time_ns is None
+    def run(self, batch: Any, kv_cache: Any, taps: Any = None, *, profile: bool = False) -> np.ndarray:
+        self.runs.append((taps is not None, profile))
+        return self.interpreter.run(batch, kv_cache, taps)
+
+    def times(self) -> list[tuple[tuple[str, ...], float]]:
+        return [(("embed",), 10.0), (("final_norm", "logits"), 32.0), (("top_logits",), 5.0)]
+
+
+def test_times_are_of_a_run_without_taps() -> None:
+    llm = FakeLLM()
+    clocked = llm.interpreter = llm.engine.interpreter = Clocked(llm.interpreter)
+    found = trace(llm, PROMPT, lens_positions=None)
+    assert clocked.runs == [(True, False), *[(False, True)] * 3]
+    assert {row.name: row.time_ns for row in found.table if row.time_ns} == {"embed": 10, "logits": 32}
+    assert found.table[-1].fused == ("final_norm", "logits")
+    assert found.time_ns == 42
+    assert llm.engine.interpreter is clocked
+    llm.chunk = 5  # three steps
+    assert trace(llm, PROMPT, lens_positions=None).time_ns == 3 * 42
+    assert trace(llm, PROMPT, lens_positions=None, time=False).time_ns is None
 
 
 # -- taps ------------------------------------------------------------------------------------------------------------

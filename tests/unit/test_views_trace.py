@@ -14,6 +14,7 @@ from fake_llm import FakeLLM
 from cutaway.experiments.compare import Condition, compare
 from cutaway.experiments.diff import diff, diff_models
 from cutaway.experiments.score import perplexity, score
+from cutaway.experiments.table import operation_table
 from cutaway.experiments.trace import trace
 from cutaway.render import render
 from cutaway.render.document import Document, HeatMap, Language, LinePlot, Table, Text, Tokens
@@ -118,11 +119,13 @@ def test_all_layers_have_rows_of_their_own_when_asked(llm: FakeLLM) -> None:
     assert "model.layers.1.self_attn.q_proj" in [row[1] for row in shapes.rows]
 
 
-def test_times_are_shown_where_they_were_taken(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "time" not in [column.name for column in trace_view.cost_table(trace(llm, "Hi").table).columns]
-    profile = [(["layers.0.attn.q"], 3000), (["layers.1.attn.q"], 1000), (["logits"], 4000)]
-    monkeypatch.setattr(llm.interpreter, "profile", lambda: profile, raising=False)
-    table = trace_view.cost_table(trace(llm, "Hi").table)
+def test_times_are_shown_where_they_were_taken(llm: FakeLLM) -> None:
+    def costs(profile: list[tuple[list[str], int]]) -> Table:
+        rows = operation_table(llm.program, llm.checkpoint.weights, positions=[0], num_outputs=1, profile=profile)
+        return trace_view.cost_table(rows)
+
+    assert "time" not in [column.name for column in costs([]).columns]
+    table = costs([(["layers.0.attn.q"], 3000), (["layers.1.attn.q"], 1000), (["logits"], 4000)])
     by_name = {row[0]: row for row in table.rows}
     assert by_name["layers.*.attn.q"][4:] == [4e-6, 0.5]
     assert by_name["all"][4:] == [8e-6, 1.0]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cutaway.experiments.distributions import divergences, logprobs_of, token_statistics
-from cutaway.experiments.passes import answer, chat_ids, forced_logits, prompt_ids, rendered_chat, token_texts
+from cutaway.experiments.passes import answer, chat_ids, forced_logits, prompt_ids, rendered_chat, stop_ids, token_texts
 from cutaway.experiments.score import Perplexity, perplexity
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def _prompt(condition: Condition, prompt: str) -> list[int]:
 def _side(condition: Condition, ids: list[int], max_tokens: int) -> Side:
     llm = condition.llm
     said = answer(llm, ids, {"max_tokens": max_tokens, **condition.sampling})
-    stops = sorted(llm.checkpoint.eos_ids | set(condition.sampling.get("stop_token_ids", ())))
+    stops = sorted(stop_ids(llm) | set(condition.sampling.get("stop_token_ids", ())))
     ends = sorted(template_end_tokens(llm))
     return Side(
         label=condition.label,
@@ -273,7 +273,7 @@ def _forced(
 
 def _read(llm: LLM, logits: np.ndarray, ids: np.ndarray) -> ForcedSide:
     found = token_statistics(logits, ids)
-    ends = sorted(llm.checkpoint.eos_ids | template_end_tokens(llm))
+    ends = sorted(stop_ids(llm) | template_end_tokens(llm))
     return ForcedSide(
         logprob=found.logprob,
         rank=found.rank,

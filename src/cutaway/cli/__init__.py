@@ -26,6 +26,9 @@ VERBS: dict[str, str] = {  # verb -> module; in the order of --help
     "tokenize": "cutaway.cli.tokenize",
     "pull": "cutaway.cli.pull",
     "models": "cutaway.cli.models",
+    "kv": "cutaway.cli.kv",
+    "sample": "cutaway.cli.sample",
+    "report": "cutaway.cli.report",
 }
 
 

@@ -15,11 +15,12 @@ from cutaway.engine.engine import Engine
 from cutaway.engine.sampling import SamplingParams, StepRecord
 from cutaway.engine.sequence import Sequence as EngineSequence
 from cutaway.errors import ContextLengthError
+from cutaway.experiments.passes import chat_ids, prompt_ids, token_texts
 
 if TYPE_CHECKING:
     from cutaway.llm import LLM
 
-__all__ = ["DEFAULT_TOKENS", "Generated", "generate"]
+__all__ = ["DEFAULT_TOKENS", "Generated", "generate", "prompt_text", "request_ids"]
 
 DEFAULT_TOKENS = 64
 
@@ -46,6 +47,18 @@ class Generated:
     @property
     def decode_s(self) -> float:
         return sum(self.step_s[1:])
+
+
+def request_ids(llm: LLM, prompt: str, raw: bool = False) -> list[int]:
+    """Ids of a prompt as a user's turn in the model's chat template; as it is with `raw` or where there is none."""
+    if raw or llm.chat_template is None:
+        return prompt_ids(llm, prompt)
+    return chat_ids(llm, [{"role": "user", "content": prompt}])
+
+
+def prompt_text(llm: LLM, prompt: str | Sequence[int]) -> str:
+    """A prompt as the model gets it: control tokens are written out."""
+    return prompt if isinstance(prompt, str) else "".join(token_texts(llm, prompt))
 
 
 def generate(
@@ -78,7 +91,7 @@ def generate(
         llm.config,
         max_context=context,
         num_blocks=-(-context // 32) * params.n,
-        eos_ids=llm.checkpoint.eos_ids,
+        eos_ids=llm.checkpoint.eos_ids | llm.tokenizer.eos_ids,
         k_type=llm.k_type,
         v_type=llm.v_type,
         max_seqs=params.n,

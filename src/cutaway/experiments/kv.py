@@ -14,9 +14,10 @@ from cutaway.engine.kv_cache import KV_TYPES, KVCache
 from cutaway.errors import RequestError
 from cutaway.experiments.machine import Memory, memory
 
-__all__ = ["KVPlan", "KVVariant", "formula", "plan"]
+__all__ = ["KVPlan", "KVVariant", "formula", "plan", "scratch_estimate"]
 
 BLOCK_SIZE = 32
+CHUNK = 512  # prompt tokens of one step
 _VALUE = {"f32": "4 B", "f16": "2 B", "q8_0": "(1 + 2/32) B"}  # q8_0: a code, and a float16 scale for each 32
 
 
@@ -58,6 +59,7 @@ class KVPlan:
     weights_bytes: int
     kv_bytes: int
     scratch_bytes: int
+    scratch_estimated: bool
     total_bytes: int
     memory: Memory
     fits: bool | None
@@ -74,13 +76,22 @@ def formula(config: ModelConfig, k_type: str, v_type: str) -> str:
     return f"{heads} x ({_VALUE[k_type]} + {_VALUE[v_type]}) = {total}"
 
 
+def scratch_estimate(config: ModelConfig, num_tokens: int = CHUNK) -> int:
+    """Bytes of the tensors that live together while a layer computes `num_tokens` tokens, and one row of logits.
+
+    float32: the residual, its norm and what is added to it; q, k, v and the mixed values; gate and up.
+    """
+    widths = 3 * config.hidden + 2 * config.q_width + 2 * config.kv_width + 2 * config.intermediate
+    return 4 * (num_tokens * widths + config.vocab)
+
+
 def plan(
     config: ModelConfig,
     weights_bytes: int,
     context: int | None = None,
     k_type: str = "f16",
     v_type: str = "f16",
-    scratch_bytes: int = 0,
+    scratch_bytes: int | None = None,
     *,
     model: str = "",
     block_size: int = BLOCK_SIZE,
@@ -88,6 +99,7 @@ def plan(
 ) -> KVPlan:
     """Plan the memory of `context` tokens (default: as many as the model was trained for).
 
+    `scratch_bytes` is what an interpreter has allocated for one step's tensors; None estimates it.
     `KVCache(config, ceil(context / block_size), k_type, v_type).nbytes` is `kv_bytes` exactly.
     Raises: RequestError for a context below 1, an unknown type, or q8_0 with a head_dim it cannot group.
     """
@@ -97,6 +109,8 @@ def plan(
     per_token = KVCache.bytes_per_token(config, k_type, v_type)
     tokens = -(-context // block_size) * block_size
     kv_bytes = tokens * per_token
+    estimated = scratch_bytes is None
+    scratch_bytes = scratch_estimate(config) if scratch_bytes is None else scratch_bytes
     total = weights_bytes + kv_bytes + scratch_bytes
     found = memory() if available is None else available
     fits_tokens = None
@@ -120,6 +134,7 @@ def plan(
         weights_bytes=weights_bytes,
         kv_bytes=kv_bytes,
         scratch_bytes=scratch_bytes,
+        scratch_estimated=estimated,
         total_bytes=total,
         memory=found,
         fits=None if found.available_bytes is None else total <= found.available_bytes,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from cutaway.engine.sampling import SamplingParams
 from cutaway.errors import RequestError
-from cutaway.experiments.generating import generate
+from cutaway.experiments.generating import generate, prompt_text
 from cutaway.experiments.passes import prompt_ids
 from cutaway.experiments.table import operation_table
 
@@ -160,7 +160,7 @@ def bench(
     off_s = _interpolated(measured, longest)
     return KVBench(
         model=llm.name,
-        prompt=prompt if isinstance(prompt, str) else llm.detokenize(ids),
+        prompt=prompt_text(llm, prompt),
         prompt_tokens=len(ids),
         text=on.text,
         same=same,

@@ -17,7 +17,7 @@ from cutaway.engine.dialects import DIALECTS, check_dialect
 from cutaway.engine.sampling import SamplingParams, StepRecord, candidates, draw_token
 from cutaway.engine.stages import History
 from cutaway.errors import RequestError
-from cutaway.experiments.generating import DEFAULT_TOKENS, Generated, generate
+from cutaway.experiments.generating import DEFAULT_TOKENS, Generated, generate, prompt_text
 from cutaway.experiments.loops import Loop, distinct, find_loop
 from cutaway.experiments.passes import prompt_ids, token_texts
 
@@ -165,7 +165,7 @@ def sample(
         fork = min(len(drawn.ids), len(greedy.ids))
     return Sampled(
         model=llm.name,
-        prompt=prompt if isinstance(prompt, str) else llm.detokenize(ids),
+        prompt=prompt_text(llm, prompt),
         settings=settings or {name: Origin(value, "request") for name, value in _shown(params).items()},
         chain=tuple(name for name, _ in params.chain),
         seed=drawn.seed,
@@ -253,7 +253,7 @@ def temperatures(
     ]
     return Temperatures(
         model=llm.name,
-        prompt=prompt if isinstance(prompt, str) else llm.detokenize(ids),
+        prompt=prompt_text(llm, prompt),
         seed=seed,
         continuations=continuations,
         max_tokens=DEFAULT_TOKENS if params.max_tokens is None else params.max_tokens,
@@ -356,7 +356,7 @@ def dialects(
     shown = list(listed)[:SHOWN]
     return Dialects(
         model=llm.name,
-        prompt=prompt if isinstance(prompt, str) else llm.detokenize(ids),
+        prompt=prompt_text(llm, prompt),
         settings=_shown(params),
         tokens=tuple(token_texts(llm, shown)),
         probabilities={name: tuple(_probability_of(stage, i) for i in shown) for name, stage in last.items()},

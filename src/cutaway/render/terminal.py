@@ -56,7 +56,7 @@ def _titled(title: str, body: list[RenderableType], note: str) -> RenderableType
 def _table(table: Table, width: int) -> RenderableType:
     columns = [column_of(c) for c in table.columns]
     numeric = [any(is_number(row[i]) for row in table.rows) for i in range(len(columns))]
-    made = RichTable(show_edge=False, pad_edge=False, box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1))
+    made = RichTable(show_edge=False, pad_edge=False, box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
     wraps = any(c.wrap for c in columns)
     for i, column in enumerate(columns):
         made.add_column(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cutaway.experiments.kv import KVPlan
 from cutaway.experiments.kv_bench import KVBench
 from cutaway.experiments.kv_quality import KVQuality
@@ -36,7 +38,7 @@ def plan_blocks(p: KVPlan, language: Language = "en") -> list[Block]:
     rows: list[list[str | int | float | None]] = [
         [t("weights", "权重"), p.weights_bytes, t("as the file holds them", "与文件中相同")],
         ["KV cache", p.kv_bytes, f"{p.allocated_tokens:,} x {p.bytes_per_token:,} B"],
-        [t("scratch", "临时缓冲"), p.scratch_bytes, t("buffers of one step", "一步计算所用的缓冲区")],
+        [t("scratch", "临时缓冲"), p.scratch_bytes, _scratch(p, t)],
         [t("total", "合计"), p.total_bytes, None],
     ]
     if available is not None:
@@ -70,6 +72,12 @@ def plan_blocks(p: KVPlan, language: Language = "en") -> list[Block]:
     if p.num_heads != p.num_kv_heads:
         blocks.append(Text(_gqa(p, language), "note"))
     return blocks
+
+
+def _scratch(p: KVPlan, t: Callable[[str, str], str]) -> str:
+    if p.scratch_estimated:
+        return t("one step's tensors, estimated", "一步计算的张量（估计）")
+    return t("one step's tensors, allocated", "一步计算的张量（已分配）")
 
 
 def _variants(p: KVPlan, language: Language) -> Table:

@@ -79,11 +79,8 @@ def sampled_blocks(s: Sampled, language: Language = "en", steps: int | None = No
     return blocks
 
 
-def _value(value: object) -> str:
-    return DASHES.get(repr(value), str(value))
-
-
-DASHES = {"None": "–", "{}": "–"}
+def _value(value: object) -> Cell:
+    return None if value in (None, {}, (), []) else str(value)
 
 
 def _fork(s: Sampled, language: Language) -> str:

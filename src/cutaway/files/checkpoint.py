@@ -69,7 +69,7 @@ def load(path: str | Path) -> Checkpoint:
     Raises: NotFoundError, FormatError (damaged or hostile), UnsupportedError (asks for what is not implemented).
     """
     path = Path(path)
-    if not os.path.exists(path):  # unlike Path.exists, never raises
+    if not os.path.exists(path):  # os.path: never raises, whatever the name
         raise NotFoundError(f"{path} does not exist", expected="a .gguf file or a Hugging Face folder")
     if path.suffix == ".safetensors":
         path = path.parent

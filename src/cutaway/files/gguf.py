@@ -79,7 +79,8 @@ class StringArray(Sequence[str]):
                     items.append(str(buffer[position + 8 : end], "utf-8"))
                     position = end
             except UnicodeDecodeError as error:
-                raise self._file.error(f"string {len(items)} of an array is not UTF-8", found=error.object[:40]) from None
+                what = f"string {len(items)} of an array is not UTF-8"
+                raise self._file.error(what, found=error.object[:40]) from None
             self._items = items
         return self._items
 

@@ -44,9 +44,9 @@ def resolve(name: str | Path = DEFAULT, progress: Progress | None = None) -> Pat
     """
     name = str(name)
     path = Path(os.path.expanduser(name))
-    if name and os.path.exists(path):  # unlike Path.exists, never raises
+    if name and os.path.exists(path):  # os.path: never raises, whatever the name
         return path
-    if name and "/" not in name and _stored(name).is_file():
+    if name and "/" not in name and os.path.isfile(_stored(name)):
         return _stored(name)
     if name in CATALOGUE:
         return pull(name, progress)
@@ -55,7 +55,7 @@ def resolve(name: str | Path = DEFAULT, progress: Progress | None = None) -> Pat
     near = difflib.get_close_matches(name.lower(), CATALOGUE, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}?" if near else None
     expected = f"a path, a hub id (org/name) or one of {', '.join(CATALOGUE)}"
-    raise NotFoundError(f"no model {name!r}", expected=expected, hint=hint)
+    raise NotFoundError(f"no model {name[:100]!r}", expected=expected, hint=hint)
 
 
 def pull(name: str, progress: Progress | None = None) -> Path:

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cutaway.cli.answer import sampling_params, settings_table, stats_table, stream_answer
+from cutaway.cli.answer import sampling_params, settings_table, stats_document, stream_answers
 from cutaway.cli.options import SamplingOptions, Setting, bias, unescape
-from cutaway.cli.screen import note, write
+from cutaway.cli.screen import note, show, write
 from cutaway.errors import ContextLengthError, CutawayError, FormatError, NotFoundError, RequestError
+from cutaway.render.document import Document
 
 if TYPE_CHECKING:
     from cutaway.llm import LLM
@@ -39,9 +40,12 @@ class Conversation:
 
     def __init__(self, llm: LLM, sampling: SamplingOptions, system: str | None = None, verbose: bool = False) -> None:
         self.llm = llm
-        self.settings: dict[str, Setting] = sampling.resolve(llm)
+        self.settings: dict[str, Setting] = sampling.resolve(llm.checkpoint.generation)
         self.verbose = verbose
         self.messages: list[Message] = []
+        if self.settings["n"].value != 1:
+            raise RequestError("chat gives one answer", found=f"--n {self.settings['n'].value}", param="n")
+        sampling_params(self.settings)  # refuses a value out of range before the first turn
         if system is not None:
             self._system(system)
         self._commands: dict[str, Callable[[str], bool | None]] = {
@@ -76,15 +80,14 @@ class Conversation:
 
     def _answer(self, text: str) -> None:
         messages = self._fitted([*self.messages, {"role": "user", "content": text}])
-        answer = stream_answer(self.llm, messages, self.settings, write)
-        write("\n")
-        self.messages = [*messages, {"role": "assistant", "content": answer.text}]
-        if answer.finish_reason == "length":
-            note("(the answer was cut: --max-tokens or the context is reached)")
-        elif answer.interrupted:
+        (result,), interrupted = stream_answers(self.llm, messages, self.settings, write)
+        self.messages = [*messages, {"role": "assistant", "content": result.text}]
+        if interrupted:
             note("(stopped)")
+        elif result.finish_reason == "length":
+            note("(cut: max_tokens or the end of the context is reached)")
         if self.verbose:
-            note(stats_table(answer))
+            show(stats_document(self.llm, [result], self.settings), None, as_json=False, to="stderr")
 
     def _fitted(self, messages: list[Message]) -> list[Message]:
         """`messages` without as many of the oldest turns as the context demands; says so. The system turn stays.
@@ -175,7 +178,7 @@ class Conversation:
 
     def _show(self, rest: str) -> None:
         if rest in ("", "settings", "parameters", "info"):
-            note(f"{self.llm.name}\n{settings_table(self.settings)}")
+            show(Document(self.llm.name, settings_table(self.llm, self.settings)), None, as_json=False, to="stderr")
         elif rest == "messages":
             note("\n".join(f"{m['role']}: {m['content']}" for m in self.messages) or "(none)")
         elif rest == "system":

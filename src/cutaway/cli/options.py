@@ -42,7 +42,9 @@ def command(function: Verb) -> Verb:
     away (`cutaway ... | head`): silence, status 0.
     """
     hints = typing.get_type_hints(function, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups: dict[str, type] = {
+        name: hint for name, hint in hints.items() if is_dataclass(hint) and isinstance(hint, type)
+    }
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name in groups:
@@ -118,6 +120,9 @@ class ModelOptions:
     activations: Annotated[
         str | None, _model("--activations", help="What meets quantised weights: int8 (fast) or f32 (no rounding).")
     ] = None
+    interpreter: Annotated[
+        str | None, _model("--interpreter", help="What computes: native (C++), or reference (NumPy, slow, readable).")
+    ] = None
     no_kv_cache: Annotated[
         bool, _model("--no-kv-cache", help="Recompute the whole sequence at every step. Same text, slower.")
     ] = False
@@ -129,7 +134,7 @@ class ModelOptions:
         """Keyword arguments of `LLM`: only what was asked for, so that LLM's own defaults hold for the rest."""
         asked = {
             name: getattr(self, name)
-            for name in ("threads", "max_context", "kv_type", "k_type", "v_type", "activations")
+            for name in ("threads", "max_context", "kv_type", "k_type", "v_type", "activations", "interpreter")
             if getattr(self, name) is not None
         }
         if self.no_kv_cache:

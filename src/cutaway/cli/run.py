@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cutaway.cli.options import JsonFlag, ModelOptions, SamplingOptions, command
-from cutaway.cli.screen import note, read_prompt, write
+from cutaway.cli.screen import note, read_prompt, show, write
 
 __all__ = ["run"]
 
@@ -34,23 +34,21 @@ def run(
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, --raw is without it")
     text = read_prompt(prompt)
-    from cutaway.cli.answer import as_json, stats_table, stream_answer
+    from cutaway.cli.answer import stats_document, stream_answers
     from cutaway.cli.loading import open_model
 
     llm = open_model(options)
     settings = sampling.resolve(llm.checkpoint.generation)
-    messages = [{"role": "user", "content": text}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    asked = text if raw else messages
+    system_turn = [{"role": "system", "content": system}] if system is not None else []
+    asked = text if raw else [*system_turn, {"role": "user", "content": text}]
     if show_prompt:
-        note(llm.chat_prompt(messages) if not raw else text)
-    answer = stream_answer(llm, asked, settings, (lambda piece: None) if json else write)
-    if json:
-        write(as_json(llm, answer, settings))
-    else:
-        write("\n")
-    if stats:
-        note(stats_table(llm, answer, settings))
-    if answer.interrupted:
+        note(asked if isinstance(asked, str) else llm.chat_prompt(asked))
+    results, interrupted = stream_answers(llm, asked, settings, (lambda piece: None) if json else write)
+    if json or stats:
+        document = stats_document(llm, results, settings)
+        if json:
+            show(document, {"model": llm.name, "answers": results, "settings": settings}, as_json=True)
+        if stats:
+            show(document, None, as_json=False, to="stderr")
+    if interrupted:
         raise SystemExit(130)

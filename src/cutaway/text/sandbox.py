@@ -25,7 +25,7 @@ __all__ = ["Sandbox"]
 
 BUDGET = 1 << 25  # characters made and elements visited, in one rendering
 STEP = 16  # what a loop turn or a call costs: some two million of them in one rendering
-CPU_SECONDS = 2.0
+CPU_SECONDS = 1.0
 
 # What these make can be as long as the product of what they are given.
 _GROWING = {
@@ -61,8 +61,8 @@ class _Meter:
         if time.thread_time() > self.deadline:
             raise SecurityError("the template takes too long")
 
-    def length(self, value: Any) -> int:
-        """Characters in `value`, at any depth; visiting many elements is itself work."""
+    def length(self, value: Any, widths: bool = False) -> int:
+        """Characters in `value`, at any depth, numbers as that many with `widths`. Visiting elements is itself work."""
         total, pending = 0, [value]
         while pending:
             value = pending.pop()
@@ -74,15 +74,19 @@ class _Meter:
             elif isinstance(value, list | tuple | set | frozenset):
                 self.spend(STEP * len(value))
                 pending += value
+            elif widths and isinstance(value, int):
+                total += abs(value)
             total += 1
         return total
 
     def growth(self, name: str, values: list[Any]) -> int:
         """At most how much `name` can make of these values, the first being what it is applied to."""
-        sizes = [abs(v) if isinstance(v, int) else self.length(v) for v in values]
-        if name in ("format", "format_map", "%") and values:
-            digits = re.findall(r"\d{1,20}", values[0]) if isinstance(values[0], str) else []
-            sizes[0] += sum(map(int, digits))  # widths
+        if name in ("format", "format_map", "%") and values and isinstance(values[0], str):
+            widths = sum(map(int, re.findall(r"\d{1,20}", values[0])))
+            outside = re.search(r"\*|:[^{}]*\{", values[0]) is not None  # widths that are given as values
+            sizes = [len(values[0]) + widths, *(self.length(v, widths=outside) for v in values[1:])]
+        else:
+            sizes = [abs(v) if isinstance(v, int) else self.length(v) for v in values]
         return sizes[0] * (1 + sum(sizes[1:])) if sizes else 0
 
 
@@ -132,7 +136,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         token = _METER.set(_Meter())
         try:
             pieces, left = [], max_chars
-            for piece in Template.from_code(self, code, self.make_globals(None)).generate(values):
+            template = Template.from_code(self, code, self.make_globals(None))
+            for piece in template.root_render_func(template.new_context(values)):
                 left -= len(piece)
                 if left < 0:
                     raise SecurityError(f"the template writes more than {max_chars} characters")

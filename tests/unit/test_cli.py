@@ -29,7 +29,10 @@ def cutaway_process(*arguments: str, **more) -> subprocess.CompletedProcess[str]
 
 
 def test_version_imports_neither_typer_nor_numpy():
-    code = "import sys; from cutaway.cli import main\nmain(['--version'])\nassert not {'typer', 'numpy'} & set(sys.modules)"
+    code = (
+        "import sys; from cutaway.cli import main; main(['--version'])\n"
+        "assert not {'typer', 'numpy', 'rich'} & set(sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"cutaway {cutaway.__version__} ")

@@ -15,13 +15,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cutaway.engine.sampling import SamplingParams
     from cutaway.errors import CutawayError
-    from cutaway.llm import LLM
+    from cutaway.llm import LLM, Stream
+    from cutaway.results import Chunk, Result, Stats
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CutawayError", "__version__"]
+__all__ = ["LLM", "Chunk", "CutawayError", "Result", "SamplingParams", "Stats", "Stream", "__version__"]
 
-_HOMES = {"LLM": "cutaway.llm", "CutawayError": "cutaway.errors"}
+_HOMES = {
+    "Chunk": "cutaway.results",
+    "CutawayError": "cutaway.errors",
+    "LLM": "cutaway.llm",
+    "Result": "cutaway.results",
+    "SamplingParams": "cutaway.engine.sampling",
+    "Stats": "cutaway.results",
+    "Stream": "cutaway.llm",
+}
 
 
 def __getattr__(name: str) -> Any:

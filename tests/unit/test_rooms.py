@@ -17,6 +17,7 @@ FLOORS = [
     {"files"},
     {"forward"},
     {"engine"},
+    {"results"},
     {"llm"},
     {"experiments"},
     {"render"},

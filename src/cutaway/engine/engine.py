@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,9 +28,9 @@ __all__ = ["Engine", "EngineStats", "Event", "Interpreter"]
 
 
 class Interpreter(Protocol):
-    """What executes a Program (`forward/reference.py`, `forward/native.py`)."""
+    """What executes a Program (`forward/reference.py`, `forward/native.py`): a Batch and a KVCache to logits."""
 
-    def run(self, batch: Batch, kv_cache: KVCache, taps: Taps | None = None) -> np.ndarray | TopLogits: ...
+    def run(self, batch: Any, kv_cache: Any, taps: Taps | None = None) -> np.ndarray | TopLogits: ...
 
 
 class Event(NamedTuple):

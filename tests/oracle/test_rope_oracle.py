@@ -24,6 +24,8 @@ SCALINGS = {
     "yarn-betas": replace(YARN, original_max_context=4096, beta_fast=16.0, beta_slow=2.0),
     "yarn-attention-factor": replace(YARN, original_max_context=1024, attention_factor=0.75),
     "yarn-mscale": replace(YARN, original_max_context=1024, mscale=0.707, mscale_all_dim=1.0),
+    "yarn-step": replace(YARN, original_max_context=1024, beta_fast=8.0, beta_slow=8.0, truncate=False),
+    "yarn-far": replace(YARN, original_max_context=10_000_000),
     "yarn-narrow": replace(YARN, original_max_context=2, truncate=True),
 }
 

@@ -257,6 +257,9 @@ def test_weights_that_are_not_kept_give_the_same_logits(monkeypatch):
     interpreter = ReferenceProgram(PROGRAM, WEIGHTS, keep_bytes=0)
     assert close(Stage(interpreter, TINY).logits(ids_of(20)), kept)
     assert not interpreter._kept
+    interpreter = ReferenceProgram(PROGRAM, WEIGHTS, keep_bytes=100_000)  # some of them
+    assert close(Stage(interpreter, TINY).logits(ids_of(20)), kept)
+    assert 50_000 < sum(values.nbytes for values in interpreter._kept.values()) <= 100_000
 
 
 def test_stored_precision_shows_in_the_logits_and_no_more_than_it_must():

@@ -26,8 +26,13 @@ VERBS: dict[str, str] = {  # verb -> module; in the order of --help
     "tokenize": "cutaway.cli.tokenize",
     "pull": "cutaway.cli.pull",
     "models": "cutaway.cli.models",
+    "trace": "cutaway.cli.trace",
+    "diff": "cutaway.cli.diff",
+    "compare": "cutaway.cli.compare",
     "kv": "cutaway.cli.kv",
     "sample": "cutaway.cli.sample",
+    "perplexity": "cutaway.cli.perplexity",
+    "score": "cutaway.cli.score",
     "report": "cutaway.cli.report",
 }
 

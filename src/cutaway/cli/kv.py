@@ -86,6 +86,9 @@ def quality(
     options: ModelOptions,
     output: OutputOptions,
     text: Annotated[Path | None, typer.Argument(help="A text file in UTF-8; `-` reads stdin.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", help="Instead of a text: a prompt and the model's own greedy answer.")
+    ] = None,
     types: Annotated[
         str | None, typer.Option("--types", help="K and V types, such as f16/f16,q8_0/f16. Default: all.")
     ] = None,
@@ -94,14 +97,17 @@ def quality(
     """What each type of keys and values costs on your text: bytes, rate, perplexity, KL divergence, layer errors."""
     output.check()
     pairs = _pairs(types)
-    words = _read(text)
+    words = _read(text) if prompt is None else ""
     from cutaway.cli.loading import open_model
+    from cutaway.experiments.generating import request_ids
+    from cutaway.experiments.kv_quality import own_text
     from cutaway.experiments.kv_quality import quality as measured
     from cutaway.render.views.kv import quality as view
 
     llm = open_model(options)
     say = progress()
-    result = measured(llm, words, pairs, limit=limit, progress=say)
+    found = words if prompt is None else own_text(llm, request_ids(llm, prompt))
+    result = measured(llm, found, pairs, limit=limit, progress=say)
     say("")
     deliver(view(result, output.language), result, output)
 

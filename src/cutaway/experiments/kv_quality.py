@@ -23,17 +23,19 @@ from cutaway.engine.sequence import Sequence as EngineSequence
 from cutaway.engine.sequence import build_batch
 from cutaway.errors import RequestError
 from cutaway.experiments.distributions import divergences, log_softmax
+from cutaway.experiments.generating import generate
 from cutaway.experiments.passes import prompt_ids
 from cutaway.forward.taps import Taps
 
 if TYPE_CHECKING:
     from cutaway.llm import LLM
 
-__all__ = ["KVQuality", "KVTypeQuality", "default_types", "quality"]
+__all__ = ["KVQuality", "KVTypeQuality", "default_types", "own_text", "quality"]
 
 CHUNK = 64  # rows of logits held at once for each type
 BLOCK_SIZE = 32
 DECODE_STEPS = 16
+OWN_TOKENS = 192
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class KVQuality:
     """
 
     model: str
+    activations: str
     num_tokens: int
     text_tokens: int
     rows: tuple[KVTypeQuality, ...]
@@ -77,6 +80,12 @@ def default_types(head_dim: int) -> list[tuple[str, str]]:
     if head_dim % 32 == 0:
         types += [("f16", "q8_0"), ("q8_0", "f16"), ("q8_0", "q8_0")]
     return types
+
+
+def own_text(llm: LLM, ids: Sequence[int], tokens: int = OWN_TOKENS) -> list[int]:
+    """A prompt and the model's own greedy continuation of it, as far as the context goes: a text where none is given."""
+    room = max(1, min(tokens, llm.max_context - len(ids) - 1))
+    return [*ids, *generate(llm, ids, SamplingParams(max_tokens=room, ignore_eos=True))[0].ids]
 
 
 class _Lane:
@@ -145,7 +154,8 @@ def quality(
                 layer_errors=tuple(errors[i]),
             )
         )
-    return KVQuality(llm.name, len(ids), len(whole), tuple(rows))
+    activations = str(getattr(llm.interpreter, "activations", "f32"))
+    return KVQuality(llm.name, activations, len(ids), len(whole), tuple(rows))
 
 
 def _chunks(total: int) -> list[tuple[int, int]]:

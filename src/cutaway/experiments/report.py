@@ -133,7 +133,8 @@ def report(
     benched = kv_bench.bench(
         llm, asked, s.lengths, budget_s=s.budget_s, progress=lambda line: progress(f"KV cache: {line}")
     )
-    text = [*asked, *generate(llm, asked, SamplingParams(max_tokens=_room(llm, asked), ignore_eos=True))[0].ids]
+    progress("KV cache types")
+    text = kv_quality.own_text(llm, asked)
     quality = kv_quality.quality(llm, text, progress=lambda line: progress(f"KV cache types: {line}"))
     progress("greedy, three times")
     stable = _stability(llm, asked, s)
@@ -169,10 +170,6 @@ def report(
         comparison=comparison,
         commands=_commands(prompt, s, planned.context, model_argument, middle),
     )
-
-
-def _room(llm: LLM, ids: Sequence[int]) -> int:
-    return max(1, min(192, llm.max_context - len(ids) - 1))
 
 
 def _stability(llm: LLM, ids: Sequence[int], s: Settings) -> Stability:
@@ -213,7 +210,7 @@ def _commands(prompt: str, s: Settings, context: int, model: str | None, middle:
         "trace": f"cutaway trace {quoted}{name} --attention 0:0 --attention {middle}:0",
         "plan": f"cutaway kv plan{' ' + shlex.quote(model) if model else ''} --context {context}",
         "bench": f"cutaway kv bench {quoted}{name} --lengths {lengths}",
-        "quality": f"cutaway kv quality TEXT.txt{name}",
+        "quality": f"cutaway kv quality{name} --prompt {quoted}",
         "greedy": f"cutaway run {quoted}{name} --temperature 0 --max-tokens {s.tokens}",
         "sampled": f"cutaway sample {quoted}{name} {chain} --max-tokens {min(s.tokens, 24)}",
         "temperatures": (

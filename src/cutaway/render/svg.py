@@ -173,7 +173,7 @@ def bar_plot(plot: BarPlot, width: float, css: str = "") -> str:
     totals = [sum(finite([s.y[i] for s in plot.series])) for i in range(len(plot.categories))]
     drawn = totals if plot.stacked else [v for s in plot.series for v in finite(s.y)]
     low, high = span([*drawn, *(r.value for r in plot.references)], plot.log, zero=True)
-    axis = Axis.over(low, high, plot.log, 3 if narrow else 6, plot.format)
+    axis = Axis.over(low / 10 if plot.log else low, high, plot.log, 3 if narrow else 6, plot.format)
     labels = [shorten(visible(name), 14 if narrow else 34) for name in plot.categories]
     parts, legend = _legend([s.name for s in plot.series], width, bars=True)
     left = max(map(_width, labels), default=0.0) + 10
@@ -232,15 +232,14 @@ def heat_map(plot: HeatMap, width: float, css: str = "", hide_first: bool = Fals
     axis = Axis(low, high, log, ())
     rows = [shorten(visible(r), 18) for r in plot.rows]
     heads = [shorten(c, 14) for c in columns]
-    left = max(map(_width, rows), default=0.0) + 26
+    left = max(map(_width, rows), default=0.0) + 8
     cell = min(max((width - left - 10) / max(len(columns), 1), 16.0), 44.0)
     tall = min(max(cell, 16.0), 26.0)
-    top = max(map(_width, heads), default=0.0) * 0.71 + 34
+    top = max(map(_width, heads), default=0.0) * 0.71 + 52
     frame = _Frame(left, top, left + cell * len(columns), top + tall * len(rows))
     room = max(map(_width, heads), default=0.0) * 0.71
-    parts = [_text(frame.left, 12, plot.column_title, "start", "name")]
-    middle = (frame.top + frame.bottom) / 2
-    parts.append(_text(12, middle, plot.row_title, "middle", "name", -90))
+    parts = [_text(0, 12, f"→ {plot.column_title}", "start", "name")]
+    parts.append(_text(0, 29, f"↓ {plot.row_title}", "start", "name"))
     parts += [_text(frame.left + (j + 0.5) * cell, top - 6, head, "start", "", -45) for j, head in enumerate(heads)]
     for i, (row, name) in enumerate(zip(values, rows, strict=True)):
         y = frame.top + i * tall

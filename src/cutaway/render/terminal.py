@@ -87,7 +87,7 @@ def _bar_plot(plot: BarPlot, width: int) -> RenderableType:
         else [v for s in plot.series for v in finite(s.y)]
     )
     low, high = span([*totals, *(r.value for r in plot.references)], plot.log, zero=True)
-    axis = Axis.over(low, high, plot.log, format=plot.format)
+    axis = Axis.over(low / 10 if plot.log else low, high, plot.log, format=plot.format)
     labels = [visible(name) for name in plot.categories]
     label_width = min(max(map(cell_len, labels), default=0), width // 3)
     bar_width = max(width - label_width - 16, 10)

@@ -329,6 +329,12 @@ def quality_blocks(q: KVQuality, language: Language = "en") -> list[Block]:
     ).format(q.num_tokens)
     if q.num_tokens < q.text_tokens:
         note += t(" The text has {}.", " 全文有 {} 个 token。").format(q.text_tokens)
+    if q.activations == "int8":
+        note += t(
+            " Activations are rounded to int8 here, which turns the smallest change into a change of roundings; "
+            "--activations f32 shows the KV cache alone.",
+            " 此处激活值舍入为 int8，极小的变化也会改变舍入结果；用 --activations f32 可单独看 KV cache 的影响。",
+        )
     shown = [(n, r) for n, r in zip(names, q.rows, strict=True) if (r.k_type, r.v_type) != ("f32", "f32")]
     return [
         Table(
@@ -362,9 +368,8 @@ def quality_blocks(q: KVQuality, language: Language = "en") -> list[Block]:
             t("Distance from float32", "与 float32 的距离"),
             t("mean KL divergence", "平均 KL 散度"),
             [n for n, _ in shown],
-            [Series("KL", [max(r.kl_mean, 1e-12) for _, r in shown])],
+            [Series("KL", [r.kl_mean for _, r in shown])],
             unit="nat",
             format=".2g",
-            log=True,
         ),
     ]

@@ -6,6 +6,7 @@ Read next: `trace.py`, `kv.py`, `sampler.py`, `compare.py`, whose blocks it is p
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from cutaway.experiments.report import Report
 from cutaway.render.document import Block, Cell, Code, Column, Document, Heading, Language, Table, Text
@@ -75,12 +76,17 @@ def report(r: Report, language: Language = "en") -> Document:
                     "指令模型是在模板格式的文本上训练的。只给它裸提示词，它会像基座模型一样续写，而不是回答。",
                 )
             ),
-            *compare_view.compare(r.comparison, language=language).blocks,
+            *map(_lower, compare_view.compare(r.comparison, language=language).blocks),
             _again(r, "compare", t),
         ]
     blocks += [Heading(t("The machine", "机器")), _machine(r, t)]
     title = t("A model with its side cut open: {}", "剖开一个模型：{}").format(r.model.name)
     return Document(title, blocks, f"{r.machine.processor}, {r.made}", language)
+
+
+def _lower(block: Block) -> Block:
+    """A heading of another document, one level down."""
+    return replace(block, level=block.level + 1) if isinstance(block, Heading) else block
 
 
 def _again(r: Report, part: str, t: Say) -> Code:

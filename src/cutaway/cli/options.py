@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -66,7 +65,6 @@ def command(function: Verb) -> Verb:
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it exits
             raise SystemExit(0) from None
 
     verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

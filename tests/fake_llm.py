@@ -32,6 +32,9 @@ class FakeTokenizer:
     def token_bytes(self, token: int) -> bytes:
         return bytes([FIRST + token])
 
+    def encode(self, text: str) -> list[int]:
+        return [ord(character) - FIRST for character in text]
+
     def token_text(self, token: int) -> str:
         return chr(FIRST + token)
 
@@ -63,7 +66,7 @@ class FakeLLM:
         self._taps: Taps | None = None
 
     def tokenize(self, text: str) -> list[int]:
-        return [ord(character) - FIRST for character in text]
+        return self.tokenizer.encode(text)
 
     def detokenize(self, ids: Iterable[int]) -> str:
         return "".join(chr(FIRST + token) for token in ids)

@@ -198,7 +198,10 @@ def compare(
         forced.append(run)
         parts.append(part)
     measured = [part for part in parts if part is not None]
-    found = [perplexity(c.llm, text, _window(c, window), stride) for c in (a, b)] if text is not None else [None, None]
+    found: list[Perplexity | None] = [None, None]
+    if text is not None:
+        found[0] = perplexity(a.llm, text, _window(a, window), stride)
+        found[1] = found[0] if a.llm is b.llm else perplexity(b.llm, text, _window(b, window), stride)
     return Comparison(
         prompt=prompt,
         a=sides[0],

@@ -35,7 +35,7 @@ def compare(result: Comparison, language: Language = "en") -> Document:
     for side in (result.a, result.b):
         blocks.append(Code(side.text, caption=f"{side.label}: {say('answer', '回答')} ({side.finish_reason})"))
     blocks += [Text(line, "note") for line in result.notes]
-    blocks.append(Heading(say("On the same tokens", "在相同的 token上")))
+    blocks.append(Heading(say("On the same tokens", "在相同的 token 上")))
     if result.divergence is not None:
         blocks.append(divergence_table(result.divergence, result.a.label, result.b.label, language))
     blocks += [plot for plot in (_divergence_plot(result, say), _end_plot(result, say)) if plot is not None]
@@ -73,7 +73,7 @@ def _sides(result: Comparison, say: Say) -> Table:
     if result.same_vocabulary:
         note = say(
             f"The answers share their first {result.same_ids} tokens.",
-            f"两个回答开头相同的 token有 {result.same_ids} 个。",
+            f"两个回答开头相同的 token 有 {result.same_ids} 个。",
         )
     return Table(columns, rows, note=note)
 
@@ -93,7 +93,7 @@ def divergence_table(found: Divergence, a: str, b: str, language: Language = "en
     caption = say(f"{b} against {a}, {found.positions:,} positions", f"{b} 相对 {a}，共 {found.positions:,} 个位置")
     note = say(
         "KLD is in nats. Δp is B's probability of the token that is there minus A's.",
-        "KLD 的单位是 nats。Δp 是 B 给实际 token的概率减去 A 的。",
+        "KLD 的单位是 nats。Δp 是 B 给实际 token 的概率减去 A 的。",
     )
     return Table([say("measure", "指标"), say("value", "数值")], rows, caption, note)
 
@@ -132,7 +132,7 @@ def _end_plot(result: Comparison, say: Say) -> LinePlot | None:
         y_format="percent",
         note=say(
             "The probability of any token of the stop set, or of the template's own end, at each step.",
-            "每一步上，停止 token或模板结束 token的总概率。",
+            "每一步上，停止 token 或模板结束 token 的总概率。",
         ),
     )
 

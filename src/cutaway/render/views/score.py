@@ -46,7 +46,7 @@ def score(result: Score, language: Language = "en") -> Document:
         low=_LEAST_LIKELY,
         high=0.0,
         format=".2f",
-        caption=say("The text, token by token", "逐 token的文本"),
+        caption=say("The text, token by token", "逐 token 的文本"),
     )
     judged = result.judged
     blocks: list[Block] = [coloured]
@@ -97,7 +97,7 @@ def perplexity(result: Perplexity, language: Language = "en") -> Document:
         rule = say(
             "Windows overlap; each token but the first is judged once, by the first window that reaches it, with at "
             f"least {result.window - result.stride:,} tokens before it after the first window.",
-            "窗口相互重叠；除第一个 token外，每个 token只在最先到达它的窗口里计一次，"
+            "窗口相互重叠；除第一个 token 外，每个 token 只在最先到达它的窗口里计一次，"
             f"第一个窗口之后，前面至少有 {result.window - result.stride:,} 个 token。",
         )
     blocks: list[Block] = [Table([say("measure", "指标"), Column(say("value", "数值"))], rows, note=rule)]

@@ -341,7 +341,7 @@ def _attention_map(result: Trace, found: AttentionMap, index: int, head: int, sa
         can_hide_first=True,
         note=say(
             f"The first token takes {number(sink, 'percent')} on average.",
-            f"第一个 token平均占 {number(sink, 'percent')}。",
+            f"第一个 token 平均占 {number(sink, 'percent')}。",
         ),
     )
 

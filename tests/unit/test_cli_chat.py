@@ -61,6 +61,8 @@ class ScriptLLM:
     def __init__(self, *scripts, max_context=1000, generation=None):
         self.scripts, self.max_context, self.asked, self.params = list(scripts), max_context, [], []
         self.checkpoint = SimpleNamespace(generation=generation or {})
+        self.interpreter = None
+        self.tokenizer = SimpleNamespace(token_text=lambda token: f"<{token}>")
         self.engine = SimpleNamespace(kv_cache=SimpleNamespace(nbytes=48 << 20))
 
     def chat_ids(self, messages):
@@ -112,14 +114,15 @@ def test_run_refuses_bytes_that_are_not_utf_8(monkeypatch):
 
 def test_run_shows_the_prompt_and_the_stats_on_stderr(monkeypatch):
     llm = ScriptLLM(["ok"], generation={"temperature": 0.7})
-    result = cutaway(monkeypatch, llm, "run", "hi", "--show-prompt", "--stats", "--seed", "5", "--top-k", "4")
+    result = cutaway(monkeypatch, llm, "run", "hi", "--show-prompt", "--stats", "--seed", "5", "--temp", "1", "--top-k", "4")
     assert result.stdout == "ok\n"
     assert result.stderr.startswith("<user>hi\n")
     for words in ("seed 5", "prefill", "50.0", "KV cache 48 MiB", "3 prompt tokens were found in the prefix cache"):
         assert words in result.stderr
     rows = {row.split()[0]: row.split()[1:] for row in result.stderr.splitlines() if row.strip()}
     assert rows["top_k"] == ["4", "flag"]
-    assert rows["temperature"] == ["0.0", "default"]
+    assert rows["temperature"] == ["1.0", "flag"]
+    assert rows["top_p"] == ["1.0", "default"]
     assert "Not applied: the model's files carry temperature 0.7" in result.stderr
 
 

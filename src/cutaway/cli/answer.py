@@ -69,6 +69,7 @@ def stats_document(llm: LLM, results: Sequence[Result], settings: Mapping[str, S
     for result in results:
         s = result.stats
         title = f"Answer {result.index + 1}, " if len(results) > 1 else ""
+        seed = f"seed {result.seed}, " if settings["temperature"].value else ""
         blocks.append(
             Table(
                 columns,
@@ -79,7 +80,7 @@ def stats_document(llm: LLM, results: Sequence[Result], settings: Mapping[str, S
                     ("decode", max(s.output_tokens - 1, 0), s.decode_s, s.decode_rate),
                     ("of these, sample", s.output_tokens, s.sample_s, _rate(s.output_tokens, s.sample_s)),
                 ],
-                caption=f"{title}seed {result.seed}, ended by {_end(result)}",
+                caption=f"{title}{seed}ended by {_end(llm, result)}",
                 note=f"{s.cached_tokens:,} prompt tokens were found in the prefix cache." if s.cached_tokens else "",
             )
         )
@@ -89,7 +90,7 @@ def stats_document(llm: LLM, results: Sequence[Result], settings: Mapping[str, S
     peak = _peak_bytes()
     blocks.append(Text(memory + (f"; the process at most {size(peak)}." if peak else ".")))
     blocks += settings_table(llm, settings)
-    return Document(llm.name, blocks)
+    return Document(llm.name, blocks, subtitle=_machinery(llm))
 
 
 def settings_table(llm: LLM, settings: Mapping[str, Setting]) -> list[Block]:
@@ -105,15 +106,25 @@ def settings_table(llm: LLM, settings: Mapping[str, Setting]) -> list[Block]:
     return blocks
 
 
+def _machinery(llm: LLM) -> str:
+    """What computed: `avx2 kernels, 2 threads, int8 activations`."""
+    from cutaway.forward.native import NativeProgram
+
+    interpreter = llm.interpreter
+    if not isinstance(interpreter, NativeProgram):
+        return "NumPy reference"
+    return f"{interpreter.isa} kernels, {interpreter.threads} threads, {interpreter.activations} activations"
+
+
 def _rate(tokens: int, time_s: float) -> float | None:
     return tokens / time_s if tokens and time_s else None
 
 
-def _end(result: Result) -> str:
+def _end(llm: LLM, result: Result) -> str:
     if result.stop_string is not None:
         return f"the stop string {result.stop_string!r}"
     if result.stop_token is not None:
-        return f"token {result.stop_token}"
+        return f"token {result.stop_token} {llm.tokenizer.token_text(result.stop_token)}"
     return {"length": "the length limit", "cancelled": "Ctrl-C"}.get(result.finish_reason, result.finish_reason)
 
 

@@ -83,7 +83,7 @@ def default_types(head_dim: int) -> list[tuple[str, str]]:
 
 
 def own_text(llm: LLM, ids: Sequence[int], tokens: int = OWN_TOKENS) -> list[int]:
-    """A prompt and the model's own greedy continuation of it, as far as the context goes: a text where none is given."""
+    """A prompt and the model's own greedy continuation, as far as the context goes: a text where none is given."""
     room = max(1, min(tokens, llm.max_context - len(ids) - 1))
     return [*ids, *generate(llm, ids, SamplingParams(max_tokens=room, ignore_eos=True))[0].ids]
 

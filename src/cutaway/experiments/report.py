@@ -23,6 +23,7 @@ from cutaway.experiments.machine import Machine, machine
 from cutaway.experiments.passes import prompt_ids
 from cutaway.experiments.sampler import Dialects, Sampled, Temperatures
 from cutaway.experiments.trace import Trace, trace
+from cutaway.files.catalogue import DEFAULT
 
 if TYPE_CHECKING:
     from cutaway.llm import LLM
@@ -207,7 +208,7 @@ def _commands(prompt: str, s: Settings, context: int, model: str | None, middle:
     hot = ",".join(f"{t:g}" for t in s.temperatures)
     chain = f"--temperature {s.sampled:g} --top-k {s.top_k} --top-p {s.top_p:g} --seed {s.seed}"
     return {
-        "trace": f"cutaway trace {quoted}{name} --attention 0:0 --attention {middle}:0",
+        "trace": f"cutaway trace {quoted}{name} --attention 0:0 --attention {middle}:0 --lens {LENS_POSITIONS}",
         "plan": f"cutaway kv plan{' ' + shlex.quote(model) if model else ''} --context {context}",
         "bench": f"cutaway kv bench {quoted}{name} --lengths {lengths}",
         "quality": f"cutaway kv quality{name} --prompt {quoted}",
@@ -218,5 +219,5 @@ def _commands(prompt: str, s: Settings, context: int, model: str | None, middle:
             f"--seed {s.seed} --max-tokens {s.tokens}"
         ),
         "dialects": f"cutaway sample {quoted}{name} --dialects all --temperature 1.5 --top-p 0.9 --min-p 0.05",
-        "compare": f"cutaway compare{name and ' ' + shlex.quote(model or '')} --raw-b --prompt {quoted}",
+        "compare": f"cutaway compare {shlex.quote(model or DEFAULT)} --b template=raw --prompt {quoted} --max-tokens {s.tokens}",
     }

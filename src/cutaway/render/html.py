@@ -106,8 +106,8 @@ def _tokens(block: Tokens, words: dict[str, str]) -> str:
     spans = []
     for token in block.tokens:
         style = ""
-        if token.value is not None and valued:
-            fraction = min(max(axis.place(token.value), 0.0), 1.0)
+        fraction = axis.share(token.value)
+        if fraction is not None:
             style = f' style="background:{value_colour(fraction)};color:{ink_on(fraction)}"'
         tip = token.tooltip or (number(token.value, block.format) if token.value is not None else "")
         title = f' title="{escape(tip)}"' if tip else ""

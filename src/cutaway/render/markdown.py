@@ -34,7 +34,7 @@ def _escape(text: str) -> str:
     """Plain text that Markdown shows as it is, on one line."""
     text = " ".join(text.split()).replace("&", "&amp;")
     text = _SPECIAL.sub(r"\\\1", text)
-    return re.sub(r"^(\d+)([.)])|^([-+=])", lambda m: f"{m[1]}\\{m[2]}" if m[1] else f"\\{m[3]}", text)
+    return re.sub(r"^(\d+)([.)])(?=\s|$)|^([-+=])", lambda m: f"{m[1]}\\{m[2]}" if m[1] else f"\\{m[3]}", text)
 
 
 def _fence(text: str, language: str = "") -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cutaway.render.document import Cell, Column
 
-__all__ = ["DASH", "Axis", "column_of", "finite", "is_number", "number", "size", "span"]
+__all__ = ["DASH", "Axis", "column_of", "drawable", "finite", "is_number", "number", "size", "span"]
 
 DASH = "–"
 
@@ -23,6 +23,11 @@ def is_number(value: object) -> bool:
 def finite(values: Sequence[float | None]) -> list[float]:
     """The values that can be drawn."""
     return [float(v) for v in values if v is not None and math.isfinite(v)]
+
+
+def drawable(*values: float | None) -> bool:
+    """Whether every one of them is a finite number."""
+    return len(finite(values)) == len(values)
 
 
 def size(nbytes: float) -> str:
@@ -140,3 +145,9 @@ class Axis:
         else:
             low, high = self.low, self.high
         return (value - low) / (high - low) if high > low else 0.5
+
+    def share(self, value: float | None) -> float | None:
+        """`place`, kept within 0 and 1; None where there is no number. Infinities stand at the ends."""
+        if value is None or math.isnan(value):
+            return None
+        return min(max(self.place(value), 0.0), 1.0)

@@ -10,6 +10,7 @@ import unicodedata
 __all__ = ["harmless", "shorten", "visible"]
 
 _SIGNS = {" ": "·", "\n": "⏎", "\t": "→", "\r": "␍", "\u00a0": "⍽", "\u3000": "□", "\u2028": "⏎", "\u2029": "⏎"}
+_STEERING = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn"}  # control, format (bidi, zero width), surrogate, private, unassigned
 
 
@@ -37,7 +38,7 @@ def visible(text: str) -> str:
 
 def harmless(text: str) -> str:
     """Running text without characters that could steer a terminal or turn its neighbours around; layout stays."""
-    return "".join(c if c in "\n\t\u200d" or unicodedata.category(c) not in _HIDDEN else visible(c) for c in text)
+    return "".join(c if c in "\n\t\u200d" or unicodedata.category(c) not in _STEERING else visible(c) for c in text)
 
 
 def shorten(text: str, length: int) -> str:

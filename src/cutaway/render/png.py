@@ -11,7 +11,7 @@ from typing import Any
 
 from cutaway.errors import RequestError
 from cutaway.render.document import BarPlot, Document, HeatMap, LinePlot
-from cutaway.render.numbers import number
+from cutaway.render.numbers import number, span
 from cutaway.render.palette import SERIES_LIGHT
 from cutaway.render.plain import shorten, visible
 
@@ -78,8 +78,10 @@ def _heat(figure: Any, axes: Any, plot: HeatMap) -> None:
     from matplotlib.colors import LogNorm, Normalize
 
     first = 1 if plot.can_hide_first and len(plot.columns) > 1 else 0
-    values = [_numbers(row[first:]) for row in plot.values]
-    norm = (LogNorm if plot.scale == "log" else Normalize)(vmin=plot.low, vmax=plot.high)
+    values = [_numbers(row[first:]) for row in plot.values] or [[math.nan]]
+    low, high = span([v for row in values for v in row], plot.scale == "log")
+    low, high = plot.low if plot.low is not None else low, plot.high if plot.high is not None else high
+    norm = (LogNorm if plot.scale == "log" else Normalize)(vmin=low, vmax=high)
     image = axes.imshow(values, aspect="auto", cmap="cividis", norm=norm, interpolation="nearest")
     columns = plot.columns[first:]
     axes.set_xticks(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 
 from cutaway.render.document import BarPlot, HeatMap, LinePlot
-from cutaway.render.numbers import Axis, finite, number, span
+from cutaway.render.numbers import Axis, drawable, finite, number, span
 from cutaway.render.palette import value_colour
 from cutaway.render.plain import shorten, visible
 
@@ -152,7 +152,7 @@ def line_plot(plot: LinePlot, width: float, css: str = "") -> str:
     for k, series in enumerate(plot.series):
         path, pen, points = [], "M", []
         for x, value in zip(series.x, series.y, strict=True):
-            if value is None or not finite([x, value]) or (plot.y_log and value <= 0):
+            if value is None or not drawable(x, value) or (plot.y_log and value <= 0):
                 pen = "M"
                 continue
             px, py = frame.x(x_axis.place(x)), frame.y(y_axis.place(value))
@@ -192,7 +192,7 @@ def bar_plot(plot: BarPlot, width: float, css: str = "") -> str:
         start = zero
         for k, series in enumerate(plot.series):
             value = series.y[i]
-            if value is None or not finite([value]):
+            if value is None or not drawable(value):
                 continue
             begin, end = (start, start + value) if plot.stacked else (zero, value)
             x0, x1 = sorted((frame.x(axis.place(begin)), frame.x(axis.place(end))))
@@ -245,7 +245,7 @@ def heat_map(plot: HeatMap, width: float, css: str = "", hide_first: bool = Fals
         y = frame.top + i * tall
         parts.append(_text(frame.left - 6, y + tall / 2 + 4, name, "end"))
         for j, value in enumerate(row):
-            if value is None or not finite([value]):
+            if value is None or not drawable(value):
                 continue
             fraction = min(max(axis.place(value), 0.0), 1.0)
             title = f"{plot.rows[i]} → {plot.columns[j + first]}: {number(value, plot.format)}"

@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len, set_cell_size
@@ -31,7 +33,7 @@ from cutaway.render.document import (
     Text,
     Tokens,
 )
-from cutaway.render.numbers import Axis, column_of, finite, is_number, number, span
+from cutaway.render.numbers import Axis, column_of, drawable, finite, is_number, number, span
 from cutaway.render.palette import ink_on, value_colour
 from cutaway.render.plain import harmless, visible
 
@@ -45,11 +47,11 @@ _COLOURS = ("blue", "red", "green", "magenta", "yellow", "cyan", "white")
 
 
 def _note(text: str) -> RenderableType:
-    return RichText(harmless(text), style="dim italic")
+    return RichText(text, style="dim italic")
 
 
 def _titled(title: str, body: list[RenderableType], note: str) -> RenderableType:
-    head: list[RenderableType] = [RichText(harmless(title), style="bold")] if title else []
+    head: list[RenderableType] = [RichText(title, style="bold")] if title else []
     return Group(*head, *body, *([_note(note)] if note else []))
 
 
@@ -124,7 +126,7 @@ def _bar_plot(plot: BarPlot, width: int) -> RenderableType:
 
 def _interpolated(series: Series, axis: Axis, columns: int) -> Iterator[tuple[int, float]]:
     """(column, y) along the straight lines between the points of a series."""
-    points = [(axis.place(x), y) for x, y in zip(series.x, series.y, strict=True) if y is not None and finite([x, y])]
+    points = [(axis.place(x), y) for x, y in zip(series.x, series.y, strict=True) if y is not None and drawable(x, y)]
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
         first, last = round(x0 * (columns - 1)), round(x1 * (columns - 1))
         for column in range(first + 1, last):
@@ -151,7 +153,7 @@ def _line_plot(plot: LinePlot, width: int) -> RenderableType:
         for column, y in _interpolated(series, x_axis, columns):
             put(column, y, "·", _COLOURS[k % 7], False)
         for x, value in zip(series.x, series.y, strict=True):
-            if value is not None and finite([value]):
+            if value is not None and drawable(value):
                 put(round(x_axis.place(x) * (columns - 1)), value, _MARKS[k % 7], _COLOURS[k % 7], True)
     for reference in plot.references:
         for column in range(0, columns, 2):
@@ -198,7 +200,7 @@ def _heat_map(plot: HeatMap, width: int) -> RenderableType:
     for label, row in zip(labels, values, strict=True):
         line = RichText(set_cell_size(label, label_width) + " ")
         for value in row[:fits]:
-            if value is None or not finite([value]):
+            if value is None or not drawable(value):
                 line.append(" " * each)
                 continue
             fraction = min(max(axis.place(value), 0.0), 1.0)
@@ -236,7 +238,7 @@ def _tokens(block: Tokens, width: int) -> RenderableType:
             while cell_len(piece) > width - 2:
                 piece = piece[:-1]
             shown = shown[len(piece) :]
-            fraction = None if token.value is None else min(max(axis.place(token.value), 0.0), 1.0)
+            fraction = axis.share(token.value)
             digit = " " if fraction is None else str(min(int(fraction * 10), 9))
             if cell_len(above.plain) + cell_len(piece) + 1 > width:
                 flush()
@@ -257,13 +259,13 @@ def _tokens(block: Tokens, width: int) -> RenderableType:
 def _block(block: Block, width: int) -> RenderableType:
     if isinstance(block, Heading):
         style = "bold underline" if block.level <= 2 else "bold"
-        return RichText(harmless(block.text), style=style)
+        return RichText(block.text, style=style)
     if isinstance(block, Text):
         if block.tone == "warning":
-            return RichText("! " + harmless(block.text), style="bold")
-        return RichText(harmless(block.text), style="dim" if block.tone == "note" else "")
+            return RichText("! " + block.text, style="bold")
+        return RichText(block.text, style="dim" if block.tone == "note" else "")
     if isinstance(block, Code):
-        return _titled(block.caption, [Padding(RichText(harmless(block.text)), (0, 0, 0, 4))], "")
+        return _titled(block.caption, [Padding(RichText(block.text), (0, 0, 0, 4))], "")
     if isinstance(block, Table):
         return _table(block, width)
     if isinstance(block, LinePlot):
@@ -275,12 +277,21 @@ def _block(block: Block, width: int) -> RenderableType:
     return _tokens(block, width)
 
 
+def _tame(value: Any) -> Any:
+    """A document whose strings can do nothing to a terminal."""
+    if isinstance(value, str):
+        return harmless(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _tame(getattr(value, f.name)) for f in fields(value)})
+    return [_tame(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def show(document: Document, console: Console) -> None:
     """Print the document on a rich console (which decides about colour and honours NO_COLOR)."""
-    width = min(console.width, 120)
-    console.print(RichText(harmless(document.title), style="bold"), soft_wrap=False)
+    width, document = min(console.width, 120), _tame(document)
+    console.print(RichText(document.title, style="bold"), soft_wrap=False)
     if document.subtitle:
-        console.print(RichText(harmless(document.subtitle), style="dim"))
+        console.print(RichText(document.subtitle, style="dim"))
     for block in document.blocks:
         console.print()
         console.print(_block(block, width), width=width)

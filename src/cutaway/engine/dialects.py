@@ -4,13 +4,13 @@ The same settings choose from different sets in different engines, because each 
 its own rule at a border. A chain is a list of named stages, in order; a stage that is off is left out. Greedy
 decoding (temperature 0) is the stage that keeps one. Read next: `sampling.py`, which runs a chain and draws.
 
-| dialect   | penalties look at            | order after the penalties        | top-k     | top-p border |
-|-----------|------------------------------|----------------------------------|-----------|--------------|
-| cutaway   | repetition all, counts output| temperature, top-k, top-p, min-p | exactly k | sum >= p     |
-| hf        | repetition all, no counts    | temperature, top-k, top-p, min-p | ties stay | rest > 1 - p |
-| vllm      | repetition all, counts output| temperature, min-p, top-k, top-p | ties stay | rest > 1 - p |
-| llama.cpp | the last 64                  | top-k, top-p, min-p, temperature | exactly k | sum >= p     |
-| mlx       | the last 20                  | top-p, min-p, top-k, temperature | exactly k | rest > 1 - p |
+| dialect   | penalties look at             | order after the penalties        | top-k     | top-p of equals |
+|-----------|-------------------------------|----------------------------------|-----------|-----------------|
+| cutaway   | repetition all, counts output | temperature, top-k, top-p, min-p | exactly k | lowest id stays |
+| hf        | repetition all, no counts     | temperature, top-k, top-p, min-p | ties stay | highest         |
+| vllm      | repetition all, counts output | temperature, min-p, top-k, top-p | ties stay | highest         |
+| llama.cpp | the last 64                   | top-k, top-p, min-p, temperature | exactly k | lowest          |
+| mlx       | the last 20                   | top-p, min-p, top-k, temperature | exactly k | highest         |
 
 Sources: transformers 5.24 `generation/logits_process.py` and `generation/utils.py`; vllm `v1/sample/sampler.py`,
 `v1/sample/ops/topk_topp_sampler.py`, `sampling_params.py`; llama.cpp `src/llama-sampler.cpp`, `common/sampling.cpp`;

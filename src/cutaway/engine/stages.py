@@ -198,12 +198,12 @@ def top_p(c: Candidates, p: float) -> Candidates:
 def top_p_from_below(c: Candidates, p: float) -> Candidates:
     """Without those, from the least probable up, whose sum of probabilities is <= 1 - p. One always stays.
 
-    The same set as `top_p` except where the sum meets the line: there it keeps the token that `top_p` stops before.
+    The set that `top_p` keeps, but counted from the other end, so that of equal ones the highest id stays.
     """
-    c = c.sorted()
-    from_below = np.cumsum(c.weights[::-1])[::-1]
-    kept = int(np.count_nonzero(from_below > (1 - p) * c.total))
-    return c.keep(slice(0, max(kept, 1)))
+    order = np.lexsort((c.ids, c.logits))
+    from_below = np.cumsum(c.weights[order])
+    removed = min(int(np.searchsorted(from_below, (1 - p) * c.total, side="right")), len(c) - 1)
+    return c.keep(np.sort(order[removed:]))
 
 
 def min_p(c: Candidates, p: float) -> Candidates:

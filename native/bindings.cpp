@@ -13,11 +13,6 @@
 #include "pack.h"
 #include "plan.h"
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
-
 namespace nb = nanobind;
 using namespace nb::literals;
 using namespace cutaway;
@@ -46,12 +41,12 @@ const Kernels* pick(const std::string& isa) {
     return k;
 }
 
-std::shared_ptr<Packed> pack(const std::string& format, Mat<uint8_t> data, int columns, Pool& pool) {
+std::shared_ptr<Packed> pack(const std::string& format, Mat<uint8_t> data, int columns, Pool& pool, bool mapped) {
     require(row_bytes(format, columns) == data.shape(1), "packed rows: found " + std::to_string(data.shape(1)) + " bytes a row, expected " + std::to_string(row_bytes(format, columns)));
     const uint8_t* p = data.data();
     const int rows = static_cast<int>(data.shape(0));
     nb::gil_scoped_release release;
-    return pack_matrix(format, p, rows, columns, pool);
+    return pack_matrix(format, p, rows, columns, mapped, pool);
 }
 
 std::shared_ptr<std::vector<float>> vector_of(Vec<float> v) { return std::make_shared<std::vector<float>>(v.data(), v.data() + v.shape(0)); }
@@ -89,31 +84,22 @@ Numpy2 matmul_alone(const Packed& w, Mat<float> x, const std::string& isa, bool 
     return Numpy2(owned(std::move(out), {static_cast<size_t>(tokens), static_cast<size_t>(rows)}));
 }
 
-// Bytes a second that `threads` threads read together from memory, best of `repeats` passes over `bytes`.
+// Bytes a second that `threads` threads read together from memory: the best of `repeats` passes over `bytes`.
 double read_bandwidth(int threads, size_t bytes, int repeats) {
+    const Kernels* k = pick("");
     Pool pool(threads);
-    Scratch<uint64_t> memory;
-    const size_t words = bytes / 8 / threads / 64 * 64;
-    memory.reserve(words * threads);
-    std::vector<uint64_t> sink(static_cast<size_t>(threads) * 8);
-    pool.run([&](int t) { std::memset(memory.get() + words * t, t + 1, words * 8); });
+    Scratch<uint8_t> memory;
+    const size_t part = bytes / threads / 4096 * 4096;
+    memory.reserve(part * threads);
+    std::vector<float> sink(static_cast<size_t>(threads) * 16);
+    pool.run([&](int t) { std::memset(memory.get() + part * t, t + 1, part); });
     double best = 0;
     for (int i = 0; i < repeats; ++i) {
         const auto start = std::chrono::steady_clock::now();
-        pool.run([&](int t) {
-            const uint64_t* p = memory.get() + words * t;
-            uint64_t s[8] = {};
-            for (size_t w = 0; w < words; w += 8) {
-                __builtin_prefetch(p + w + 256);
-                for (int j = 0; j < 8; ++j) s[j] ^= p[w + j];
-            }
-            for (int j = 0; j < 8; ++j) sink[8 * t + j] ^= s[j];
-        });
+        pool.run([&](int t) { sink[16 * t] += k->read_stream(memory.get() + part * t, part, i % 2 == 1); });
         const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        best = std::max(best, static_cast<double>(words * threads * 8) / s);
+        best = std::max(best, static_cast<double>(part * threads) / s);
     }
-    volatile uint64_t keep = sink[0];
-    (void)keep;
     return best;
 }
 
@@ -129,25 +115,14 @@ NB_MODULE(_native, m) {
         return names;
     }, "Instruction sets this build can use on this processor, best first.");
     m.def("usable_cores", &usable_cores, "Physical cores within this process's affinity and cgroup quota.");
-    m.def("read_bandwidth", &read_bandwidth, "threads"_a, "bytes"_a = size_t{1} << 28, "repeats"_a = 5, nb::call_guard<nb::gil_scoped_release>(),
+    m.def("read_bandwidth", &read_bandwidth, "threads"_a, "bytes"_a = size_t{1} << 28, "repeats"_a = 8, nb::call_guard<nb::gil_scoped_release>(),
           "Bytes a second read from memory by `threads` threads together.");
-    m.def("drop_pages", [](nb::ndarray<const uint8_t, nb::c_contig, nb::device::cpu> data) {
-#if defined(__linux__)
-        const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-        const uintptr_t begin = (reinterpret_cast<uintptr_t>(data.data()) + page - 1) / page * page;
-        const uintptr_t end = (reinterpret_cast<uintptr_t>(data.data()) + data.nbytes()) / page * page;
-        if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
-#else
-        (void)data;
-#endif
-    }, "data"_a, "Let go of the resident pages of a read-only file mapping; they are read again if touched.");
-
     nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
 
     nb::class_<Packed>(m, "Packed")
         .def_prop_ro("nbytes", [](const Packed& p) { return p.w.bytes(); })
         .def_prop_ro("shape", [](const Packed& p) { return nb::make_tuple(p.w.rows, p.w.columns); });
-    m.def("pack", &pack, "format"_a, "data"_a, "columns"_a, "pool"_a, "File rows, uint8 [rows, row_bytes] -> panels.");
+    m.def("pack", &pack, "format"_a, "data"_a, "columns"_a, "pool"_a, "mapped"_a = false, "File rows, uint8 [rows, row_bytes] -> panels.");
     m.def("unpack", [](const Packed& p, const std::string& isa) {
         const Kernels* k = pick(isa);
         const size_t columns = p.w.columns, rows = p.w.rows;

@@ -87,6 +87,8 @@ struct Kernels {
     // out = (sum_s exp(m_s - M) acc_s) / (sum_s exp(m_s - M) l_s), spans in rising order; strides in floats.
     void (*merge_spans)(const float* m, const float* l, const float* acc, int num_spans, int stride_ml, int stride_acc, int head_dim, float* out);
     float (*max_value)(const float* x, int n);
+    // Reads `bytes` (a multiple of 128) once, fetching ahead or leaving that to the processor; for measuring memory.
+    float (*read_stream)(const uint8_t* p, size_t bytes, bool ahead);
 };
 
 const Kernels* kernels_scalar();

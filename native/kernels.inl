@@ -64,18 +64,20 @@ struct Scales {
 
 template <Kind KIND> struct Format;
 
-template <int BITS_, int OFFSET> struct ScaleFormat {  // w = d * (u - OFFSET)
+template <int BITS_, int LOG> struct ScaleFormat {  // w = d * (u - 2^LOG)
     static constexpr int BITS = BITS_;
     static inline Scales scales(const uint8_t*, const uint8_t* group) { Scales s; s.d = f_load_half(reinterpret_cast<const uint16_t*>(group)); return s; }
     static inline void codes(const uint8_t* group, B32* u) { Codes<BITS>::unpack(group + 16, u); }
     static inline F8 add(F8 acc, const Scales& s, const B32* u, const int8_t* y, const GroupSums& g) {
-        const I8 dot = i_sub(dot32<BITS>(u, y), i_set1(g.sum * OFFSET));
-        return f_fma(f_mul(s.d, f_set1(g.scale)), f_from_i(dot), acc);
+        return add_dot(acc, s, dot32<BITS>(u, y), g);
     }
-    static inline F8 value(const Scales& s, I8 u, bool) { return f_mul(s.d, f_from_i(i_sub(u, i_set1(OFFSET)))); }
+    static inline F8 add_dot(F8 acc, const Scales& s, I8 dot, const GroupSums& g) {
+        return f_fma(f_mul(s.d, f_set1(g.scale)), f_from_i(i_sub(dot, i_shl<LOG>(i_set1(g.sum)))), acc);
+    }
+    static inline F8 value(const Scales& s, I8 u, bool) { return f_mul(s.d, f_from_i(i_sub(u, i_set1(1 << LOG)))); }
 };
-template <> struct Format<Kind::S4> : ScaleFormat<4, 8> {};
-template <> struct Format<Kind::S5> : ScaleFormat<5, 16> {};
+template <> struct Format<Kind::S4> : ScaleFormat<4, 3> {};
+template <> struct Format<Kind::S5> : ScaleFormat<5, 4> {};
 
 template <int BITS_> struct MinFormat {  // w = d * u + m
     static constexpr int BITS = BITS_;
@@ -87,8 +89,10 @@ template <int BITS_> struct MinFormat {  // w = d * u + m
     }
     static inline void codes(const uint8_t* group, B32* u) { Codes<BITS>::unpack(group + 32, u); }
     static inline F8 add(F8 acc, const Scales& s, const B32* u, const int8_t* y, const GroupSums& g) {
-        acc = f_fma(f_mul(s.d, f_set1(g.scale)), f_from_i(dot32<BITS>(u, y)), acc);
-        return f_fma(s.m, f_set1(g.scaled_sum), acc);
+        return add_dot(acc, s, dot32<BITS>(u, y), g);
+    }
+    static inline F8 add_dot(F8 acc, const Scales& s, I8 dot, const GroupSums& g) {
+        return f_fma(s.m, f_set1(g.scaled_sum), f_fma(f_mul(s.d, f_set1(g.scale)), f_from_i(dot), acc));
     }
     static inline F8 value(const Scales& s, I8 u, bool) { return f_add(f_mul(s.d, f_from_i(u)), s.m); }
 };
@@ -105,12 +109,13 @@ template <int BITS_> struct SuperMinFormat {  // w = (d * sc) * u - dmin * mn, g
     }
     static inline void codes(const uint8_t* group, B32* u) { Codes<BITS>::unpack(group + 16, u); }
     static inline F8 add(F8 acc, const Scales& s, const B32* u, const int8_t* y, const GroupSums& g) { return MinFormat<BITS>::add(acc, s, u, y, g); }
+    static inline F8 add_dot(F8 acc, const Scales& s, I8 dot, const GroupSums& g) { return MinFormat<BITS>::add_dot(acc, s, dot, g); }
     static inline F8 value(const Scales& s, I8 u, bool high) { return MinFormat<BITS>::value(s, u, high); }
 };
 template <> struct Format<Kind::K4> : SuperMinFormat<4> {};
 template <> struct Format<Kind::K5> : SuperMinFormat<5> {};
 
-template <int BITS_, int OFFSET> struct SuperScaleFormat {  // w = (d * sc) * (u - OFFSET), groups of 16
+template <int BITS_, int LOG> struct SuperScaleFormat {  // w = (d * sc) * (u - 2^LOG), groups of 16
     static constexpr int BITS = BITS_;
     static inline Scales scales(const uint8_t* header, const uint8_t* group) {
         Scales s;
@@ -121,14 +126,18 @@ template <int BITS_, int OFFSET> struct SuperScaleFormat {  // w = (d * sc) * (u
     }
     static inline void codes(const uint8_t* group, B32* u) { Codes<BITS>::unpack(group + 16, u); }
     static inline F8 add(F8 acc, const Scales& s, const B32* u, const int8_t* y, const GroupSums& g) {
-        const I8 low = i_sub(dot16<BITS>(u, y), i_set1(g.sum_low * OFFSET));
-        const I8 high = i_sub(dot16<BITS>(u + 4, y + 16), i_set1((g.sum - g.sum_low) * OFFSET));
+        return add_dots(acc, s, dot16<BITS>(u, y), dot16<BITS>(u + 4, y + 16), g);
+    }
+    static inline F8 add_dots(F8 acc, const Scales& s, I8 low, I8 high, const GroupSums& g) {
+        const I8 sum = i_set1(g.sum), sum_low = i_set1(g.sum_low);
+        low = i_sub(low, i_shl<LOG>(sum_low));
+        high = i_sub(high, i_shl<LOG>(i_sub(sum, sum_low)));
         return f_fma(f_mul(s.d, f_set1(g.scale)), f_from_i(i_add(i_mul(low, s.a), i_mul(high, s.b))), acc);
     }
-    static inline F8 value(const Scales& s, I8 u, bool high) { return f_mul(f_mul(s.d, f_from_i(high ? s.b : s.a)), f_from_i(i_sub(u, i_set1(OFFSET)))); }
+    static inline F8 value(const Scales& s, I8 u, bool high) { return f_mul(f_mul(s.d, f_from_i(high ? s.b : s.a)), f_from_i(i_sub(u, i_set1(1 << LOG)))); }
 };
-template <> struct Format<Kind::K6> : SuperScaleFormat<6, 32> {};
-template <> struct Format<Kind::K3> : SuperScaleFormat<4, 4> {};
+template <> struct Format<Kind::K6> : SuperScaleFormat<6, 5> {};
+template <> struct Format<Kind::K3> : SuperScaleFormat<4, 2> {};
 
 template <> struct Format<Kind::K2> {  // w = (d * sc) * u - dmin * mn, groups of 16
     static constexpr int BITS = 4;
@@ -144,7 +153,10 @@ template <> struct Format<Kind::K2> {  // w = (d * sc) * u - dmin * mn, groups o
     }
     static inline void codes(const uint8_t* group, B32* u) { Codes<4>::unpack(group + 32, u); }
     static inline F8 add(F8 acc, const Scales& s, const B32* u, const int8_t* y, const GroupSums& g) {
-        const I8 dot = i_add(i_mul(dot16<BITS>(u, y), s.a), i_mul(dot16<BITS>(u + 4, y + 16), s.b));
+        return add_dots(acc, s, dot16<BITS>(u, y), dot16<BITS>(u + 4, y + 16), g);
+    }
+    static inline F8 add_dots(F8 acc, const Scales& s, I8 low, I8 high, const GroupSums& g) {
+        const I8 dot = i_add(i_mul(low, s.a), i_mul(high, s.b));
         acc = f_fma(f_mul(s.d, f_set1(g.scale)), f_from_i(dot), acc);
         acc = f_fma(s.m, f_set1(g.scale * static_cast<float>(g.sum_low)), acc);
         return f_fma(s.m2, f_set1(g.scale * static_cast<float>(g.sum - g.sum_low)), acc);
@@ -154,7 +166,7 @@ template <> struct Format<Kind::K2> {  // w = (d * sc) * u - dmin * mn, groups o
     }
 };
 
-template <> struct Format<Kind::S8> : ScaleFormat<5, 16> {  // w = d * (8 h + l - 128); `low` is the plane of l
+template <> struct Format<Kind::S8> : ScaleFormat<5, 4> {  // w = d * (8 h + l - 128); `low` is the plane of l
     static inline void join(const uint8_t* group, const uint8_t* low, B32* u) {  // u = 8 h + l
         B32 l[8];
         Codes<5>::unpack(group + 16, u);
@@ -162,11 +174,11 @@ template <> struct Format<Kind::S8> : ScaleFormat<5, 16> {  // w = d * (8 h + l 
         for (int j = 0; j < 8; ++j) u[j] = b_or(b_field<3, 0xf8>(u[j]), l[j]);
     }
     static inline F8 add_split(F8 acc, const Scales& s, const B32* h, const B32* l, const int8_t* y, const GroupSums& g) {
-        const I8 dot = i_sub(i_add(i_shl<3>(dot32<5>(h, y)), dot32<3>(l, y)), i_set1(g.sum * 128));
+        const I8 dot = i_sub(i_add(i_shl<3>(dot32<5>(h, y)), dot32<3>(l, y)), i_shl<7>(i_set1(g.sum)));
         return f_fma(f_mul(s.d, f_set1(g.scale)), f_from_i(dot), acc);
     }
-    static inline F8 add_joined(F8 acc, const Scales& s, const B32* u, const int8_t* y, const GroupSums& g) {  // u from b_prepare8
-        const I8 dot = i_sub(dot32<8>(u, y), i_set1(g.sum * kOffset8));
+    static inline F8 add_joined(F8 acc, const Scales& s, I8 dot, const GroupSums& g) {  // dot with codes from b_prepare8
+        if constexpr (kOffset8 != 0) dot = i_sub(dot, i_shl<7>(i_set1(g.sum)));
         return f_fma(f_mul(s.d, f_set1(g.scale)), f_from_i(dot), acc);
     }
 };
@@ -248,18 +260,24 @@ template <> void gemv<Kind::S8>(const MatmulArgs& a) {
     }
 }
 
-// Several tokens: a panel's groups are unpacked once into a strip in the first-level cache, then met by every token.
-constexpr int kStripGroups = 48;
+// Several tokens: the groups of two panels are unpacked once into a strip in the first-level cache, then met by every
+// token, a few tokens at a time.
+constexpr int kStripGroups = 28;
 
 struct Strip {
     alignas(64) uint8_t codes[kStripGroups][256];
-    Scales scales[kStripGroups];
+    alignas(64) float d[kStripGroups][8], m[kStripGroups][8], m2[kStripGroups][8];
+    alignas(64) int32_t a[kStripGroups][8], b[kStripGroups][8];
 };
+
+template <Kind KIND> constexpr bool kHalves = KIND == Kind::K6 || KIND == Kind::K3 || KIND == Kind::K2;  // two integer scales a group
+template <Kind KIND> constexpr bool kMin = KIND == Kind::M4 || KIND == Kind::M5 || KIND == Kind::K4 || KIND == Kind::K5 || KIND == Kind::K2;
 
 template <Kind KIND> inline void fill(Strip& strip, const MatmulArgs& a, int panel, int begin, int end) {
     const Walk<KIND> walk{a.w->data + panel * a.w->panel_bytes()};
     for (int g = begin; g < end; ++g) {
         const uint8_t* group = walk.group(g);
+        const int at = g - begin;
         fetch<Walk<KIND>::GROUP>(group);
         B32 u[8];
         if constexpr (KIND == Kind::S8) {
@@ -268,49 +286,92 @@ template <Kind KIND> inline void fill(Strip& strip, const MatmulArgs& a, int pan
         } else {
             Format<KIND>::codes(group, u);
         }
-        for (int j = 0; j < 8; ++j) b_store(strip.codes[g - begin] + 32 * j, u[j]);
-        strip.scales[g - begin] = Format<KIND>::scales(walk.header(g), group);
+        for (int j = 0; j < 8; ++j) b_store(strip.codes[at] + 32 * j, u[j]);
+        const Scales s = Format<KIND>::scales(walk.header(g), group);
+        f_store(strip.d[at], s.d);
+        if constexpr (kMin<KIND>) f_store(strip.m[at], s.m);
+        if constexpr (KIND == Kind::K2) f_store(strip.m2[at], s.m2);
+        if constexpr (kHalves<KIND>) i_store(strip.a[at], s.a), i_store(strip.b[at], s.b);
     }
 }
 
-template <Kind KIND, int TOKENS>
-inline void tile(const Strip& strip, int begin, int end, const int8_t* codes, size_t codes_stride, const GroupSums* sums, size_t sums_stride, F8* acc) {
-    F8 sum[TOKENS];
-    for (int t = 0; t < TOKENS; ++t) sum[t] = acc[t];
+template <Kind KIND> inline Scales strip_scales(const Strip& strip, int at) {
+    Scales s;
+    s.d = f_load(strip.d[at]);
+    if constexpr (kMin<KIND>) s.m = f_load(strip.m[at]);
+    if constexpr (KIND == Kind::K2) s.m2 = f_load(strip.m2[at]);
+    if constexpr (kHalves<KIND>) s.a = i_load(strip.a[at]), s.b = i_load(strip.b[at]);
+    return s;
+}
+
+// P panels times T tokens over the groups [begin, end) of a strip; acc[p * kTokenBlock + t].
+template <Kind KIND, int P, int T>
+inline void tile(const Strip* strips, int begin, int end, const int8_t* codes, size_t codes_stride, const GroupSums* sums, size_t sums_stride, F8* acc) {
+    constexpr int BITS = KIND == Kind::S8 ? 8 : Format<KIND>::BITS;
+    F8 sum[P][T];
+    for (int p = 0; p < P; ++p)
+        for (int t = 0; t < T; ++t) sum[p][t] = acc[p * kTokenBlock + t];
     for (int g = begin; g < end; ++g) {
-        B32 u[8];
-        for (int j = 0; j < 8; ++j) u[j] = b_load(strip.codes[g - begin] + 32 * j);
-        const Scales& s = strip.scales[g - begin];
-        for (int t = 0; t < TOKENS; ++t) {
-            const int8_t* y = codes + t * codes_stride + 32 * g;
-            const GroupSums& group = sums[t * sums_stride + g];
-            if constexpr (KIND == Kind::S8) sum[t] = Format<KIND>::add_joined(sum[t], s, u, y, group);
-            else sum[t] = Format<KIND>::add(sum[t], s, u, y, group);
+        const uint8_t* u[P];
+        const int8_t* y[T];
+        for (int p = 0; p < P; ++p) u[p] = strips[p].codes[g - begin];
+        for (int t = 0; t < T; ++t) y[t] = codes + t * codes_stride + 32 * g;
+        I8 low[P][T];
+        if constexpr (kHalves<KIND>) {
+            I8 high[P][T];
+            const uint8_t* u_high[P];
+            const int8_t* y_high[T];
+            for (int p = 0; p < P; ++p) u_high[p] = u[p] + 128;
+            for (int t = 0; t < T; ++t) y_high[t] = y[t] + 16;
+            dot_tile<BITS, 16, P, T>(u, y, low);
+            dot_tile<BITS, 16, P, T>(u_high, y_high, high);
+            for (int p = 0; p < P; ++p) {
+                const Scales s = strip_scales<KIND>(strips[p], g - begin);
+                for (int t = 0; t < T; ++t) sum[p][t] = Format<KIND>::add_dots(sum[p][t], s, low[p][t], high[p][t], sums[t * sums_stride + g]);
+            }
+        } else {
+            dot_tile<BITS, 32, P, T>(u, y, low);
+            for (int p = 0; p < P; ++p) {
+                const Scales s = strip_scales<KIND>(strips[p], g - begin);
+                for (int t = 0; t < T; ++t) {
+                    const GroupSums& group = sums[t * sums_stride + g];
+                    if constexpr (KIND == Kind::S8) sum[p][t] = Format<KIND>::add_joined(sum[p][t], s, low[p][t], group);
+                    else sum[p][t] = Format<KIND>::add_dot(sum[p][t], s, low[p][t], group);
+                }
+            }
         }
     }
-    for (int t = 0; t < TOKENS; ++t) acc[t] = sum[t];
+    for (int p = 0; p < P; ++p)
+        for (int t = 0; t < T; ++t) acc[p * kTokenBlock + t] = sum[p][t];
+}
+
+template <Kind KIND, int P>
+void gemm_panels(const MatmulArgs& a, int panel, int first, int count, Strip* strips, F8* acc) {
+    const int groups = a.w->groups();
+    const size_t codes_stride = 32 * static_cast<size_t>(groups), sums_stride = groups;
+    const int8_t* codes = a.codes + first * codes_stride;
+    const GroupSums* sums = a.sums + first * sums_stride;
+    for (int p = 0; p < P; ++p)
+        for (int t = 0; t < count; ++t) acc[p * kTokenBlock + t] = f_zero();
+    for (int begin = 0; begin < groups; begin += kStripGroups) {
+        const int end = begin + kStripGroups < groups ? begin + kStripGroups : groups;
+        for (int p = 0; p < P; ++p) fill<KIND>(strips[p], a, panel + p, begin, end);
+        int t = 0;
+        for (; t + kTileTokens <= count; t += kTileTokens) tile<KIND, P, kTileTokens>(strips, begin, end, codes + t * codes_stride, codes_stride, sums + t * sums_stride, sums_stride, acc + t);
+        for (; t < count; ++t) tile<KIND, P, 1>(strips, begin, end, codes + t * codes_stride, codes_stride, sums + t * sums_stride, sums_stride, acc + t);
+    }
+    for (int p = 0; p < P; ++p)
+        for (int t = 0; t < count; ++t) finish(a, panel + p, first + t, acc[p * kTokenBlock + t]);
 }
 
 template <Kind KIND> void gemm(const MatmulArgs& a) {
-    const int groups = a.w->groups();
-    const size_t codes_stride = 32 * static_cast<size_t>(groups), sums_stride = groups;
-    Strip strip;
-    F8 acc[kTokenBlock];
+    Strip strips[2];
+    F8 acc[2 * kTokenBlock];
     for (int first = 0; first < a.num_tokens; first += kTokenBlock) {
         const int count = a.num_tokens - first < kTokenBlock ? a.num_tokens - first : kTokenBlock;
-        const int8_t* codes = a.codes + first * codes_stride;
-        const GroupSums* sums = a.sums + first * sums_stride;
-        for (int p = a.panel_begin; p < a.panel_end; ++p) {
-            for (int t = 0; t < count; ++t) acc[t] = f_zero();
-            for (int begin = 0; begin < groups; begin += kStripGroups) {
-                const int end = begin + kStripGroups < groups ? begin + kStripGroups : groups;
-                fill<KIND>(strip, a, p, begin, end);
-                int t = 0;
-                for (; t + 4 <= count; t += 4) tile<KIND, 4>(strip, begin, end, codes + t * codes_stride, codes_stride, sums + t * sums_stride, sums_stride, acc + t);
-                for (; t < count; ++t) tile<KIND, 1>(strip, begin, end, codes + t * codes_stride, codes_stride, sums + t * sums_stride, sums_stride, acc + t);
-            }
-            for (int t = 0; t < count; ++t) finish(a, p, first + t, acc[t]);
-        }
+        int p = a.panel_begin;
+        for (; p + 2 <= a.panel_end; p += 2) gemm_panels<KIND, 2>(a, p, first, count, strips, acc);
+        if (p < a.panel_end) gemm_panels<KIND, 1>(a, p, first, count, strips, acc);
     }
 }
 
@@ -714,6 +775,17 @@ void merge_spans(const float* m, const float* l, const float* acc, int num_spans
     for (int d = 0; d < head_dim; d += 8) f_store(out + d, f_div(f_load(out + d), f_set1(total)));
 }
 
-const Kernels table = {CUTAWAY_ISA_NAME, matmul, matmul_high, unpack_panel, quantize, rms_norm, rope, silu_mul, add, store_kv, attend, merge_spans, max_value};
+float read_stream(const uint8_t* p, size_t bytes, bool ahead) {
+    B32 a = b_load(p), b = a, c = a, d = a;
+    for (size_t i = 0; i < bytes; i += 128) {
+        if (ahead) prefetch(p + i + kAhead), prefetch(p + i + kAhead + 64);
+        a = b_or(a, b_load(p + i)), b = b_or(b, b_load(p + i + 32)), c = b_or(c, b_load(p + i + 64)), d = b_or(d, b_load(p + i + 96));
+    }
+    uint8_t out[32];
+    b_store(out, b_or(b_or(a, b), b_or(c, d)));
+    return static_cast<float>(out[0]);
+}
+
+const Kernels table = {CUTAWAY_ISA_NAME, matmul, matmul_high, unpack_panel, quantize, rms_norm, rope, silu_mul, add, store_kv, attend, merge_spans, max_value, read_stream};
 
 }  // namespace

@@ -8,6 +8,11 @@
 
 #include "pack.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
 namespace cutaway {
 namespace {
 
@@ -26,13 +31,25 @@ void require(bool fine, const char* what) {
     if (!fine) throw std::invalid_argument(what);
 }
 
+// Lets go of the resident pages of a read-only file mapping; they come back from the file when touched.
+void drop_pages(const uint8_t* begin, const uint8_t* end) {
+#if defined(__linux__)
+    const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page, last = reinterpret_cast<uintptr_t>(end) / page * page;
+    // SAFETY: whole pages of a file mapping that nobody writes to; the caller says so with `mapped`.
+    if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+#else
+    (void)begin, (void)end;
+#endif
+}
+
 bool larger(const std::pair<float, int32_t>& a, const std::pair<float, int32_t>& b) {
     return a.first > b.first || (a.first == b.first && a.second < b.second);
 }
 
 }  // namespace
 
-std::shared_ptr<Packed> pack_matrix(const std::string& format, const uint8_t* data, int rows, int columns, Pool& pool) {
+std::shared_ptr<Packed> pack_matrix(const std::string& format, const uint8_t* data, int rows, int columns, bool mapped, Pool& pool) {
     auto packed = std::make_shared<Packed>();
     Matrix& w = packed->w;
     w.rows = rows;
@@ -46,10 +63,16 @@ std::shared_ptr<Packed> pack_matrix(const std::string& format, const uint8_t* da
     w.low = packed->low.get();
     pool.run([&](int thread) {
         const Range mine = share(w.panels(), thread, pool.threads());
+        const uint8_t* kept = data + 8 * mine.begin * stride;  // source pages from here on are still resident
         for (int p = mine.begin; p < mine.end; ++p) {
             const uint8_t* source[8];
             for (int r = 0; r < 8; ++r) source[r] = 8 * p + r < rows ? data + (8 * static_cast<size_t>(p) + r) * stride : nullptr;
             pack_panel(format, w, source, w.data + p * w.panel_bytes(), w.low ? w.low + p * w.low_panel_bytes() : nullptr);
+            const uint8_t* end = data + std::min(8 * static_cast<size_t>(p + 1), static_cast<size_t>(rows)) * stride;
+            if (mapped && (end - kept > (1 << 20) || p + 1 == mine.end)) {
+                drop_pages(kept, end);
+                kept = end;
+            }
         }
     });
     return packed;

@@ -160,7 +160,8 @@ class Plan {
     int64_t head_rows_finished_ = 0;
 };
 
-// Packs a matrix from file rows, in parallel.
-std::shared_ptr<Packed> pack_matrix(const std::string& format, const uint8_t* data, int rows, int columns, Pool& pool);
+// Packs a matrix from file rows, in parallel. `mapped`: the rows are a read-only file mapping whose pages need not stay
+// resident once they are packed.
+std::shared_ptr<Packed> pack_matrix(const std::string& format, const uint8_t* data, int rows, int columns, bool mapped, Pool& pool);
 
 }  // namespace cutaway

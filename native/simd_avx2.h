@@ -94,6 +94,21 @@ template <int BITS> inline I8 dot32(const B32* u, const int8_t* y) {
     b = _mm256_dpbusd_epi32(b, u[7].v, four(y + 28));
     return {_mm256_add_epi32(a, b)};
 }
+template <int BITS, int COLUMNS, int P, int T>
+inline void dot_tile(const uint8_t* const (&u)[P], const int8_t* const (&y)[T], I8 (&out)[P][T]) {
+    for (int p = 0; p < P; ++p)
+        for (int t = 0; t < T; ++t) out[p][t].v = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int j = 0; j < COLUMNS / 4; ++j) {
+        B32 w[P];
+        for (int p = 0; p < P; ++p) w[p] = b_load(u[p] + 32 * j);
+        for (int t = 0; t < T; ++t) {
+            const __m256i four_y = four(y[t] + 4 * j);
+            for (int p = 0; p < P; ++p) out[p][t].v = _mm256_dpbusd_epi32(out[p][t].v, w[p].v, four_y);
+        }
+    }
+}
+constexpr int kTileTokens = 4;
 inline B32 b_prepare8(B32 u) { return u; }
 constexpr int kOffset8 = 128;
 
@@ -127,6 +142,34 @@ template <int BITS> inline I8 dot32(const B32* u, const int8_t* y) {
         return i_add(dot16<BITS>(u, y), dot16<BITS>(u + 4, y + 16));
     }
 }
+template <int BITS, int COLUMNS, int P, int T>
+inline void dot_tile(const uint8_t* const (&u)[P], const int8_t* const (&y)[T], I8 (&out)[P][T]) {
+    constexpr int kChain = BITS == 8 ? 1 : BITS == 6 ? 2 : BITS == 5 ? 4 : COLUMNS / 4;  // additions int16 can hold
+#pragma GCC unroll 8
+    for (int first = 0; first < COLUMNS / 4; first += kChain) {
+        __m256i chain[P][T];
+#pragma GCC unroll 8
+        for (int j = first; j < first + kChain; ++j) {
+            B32 w[P];
+            for (int p = 0; p < P; ++p) w[p] = b_load(u[p] + 32 * j);
+            for (int t = 0; t < T; ++t) {
+                const __m256i four_y = four(y[t] + 4 * j);
+                for (int p = 0; p < P; ++p) {
+                    __m256i product;
+                    if constexpr (BITS == 8) product = _mm256_maddubs_epi16(_mm256_abs_epi8(w[p].v), _mm256_sign_epi8(four_y, w[p].v));
+                    else product = _mm256_maddubs_epi16(w[p].v, four_y);
+                    chain[p][t] = j == first ? product : _mm256_add_epi16(chain[p][t], product);
+                }
+            }
+        }
+        for (int p = 0; p < P; ++p)
+            for (int t = 0; t < T; ++t) {
+                const __m256i wide = widen(chain[p][t]);
+                out[p][t].v = first == 0 ? wide : _mm256_add_epi32(out[p][t].v, wide);
+            }
+    }
+}
+constexpr int kTileTokens = 2;
 inline B32 b_prepare8(B32 u) { return {_mm256_xor_si256(u.v, _mm256_set1_epi8(static_cast<char>(0x80)))}; }
 constexpr int kOffset8 = 0;
 

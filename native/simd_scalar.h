@@ -104,6 +104,18 @@ template <int BITS> inline I8 dot16(const B32* u, const int8_t* y) {
 template <int BITS> inline I8 dot32(const B32* u, const int8_t* y) {
     return i_add(dot16<BITS>(u, y), dot16<BITS>(u + 4, y + 16));
 }
+// out[p][t] = sum over COLUMNS columns of u[p] y[t], for P panels and T tokens; u as laid out by b_store, 32 bytes for
+// four columns of eight rows.
+template <int BITS, int COLUMNS, int P, int T>
+inline void dot_tile(const uint8_t* const (&u)[P], const int8_t* const (&y)[T], I8 (&out)[P][T]) {
+    for (int p = 0; p < P; ++p)
+        for (int t = 0; t < T; ++t) {
+            out[p][t] = i_set1(0);
+            for (int j = 0; j < COLUMNS / 4; ++j) out[p][t] = i_add(out[p][t], dot4(b_load(u[p] + 32 * j), y[t] + 4 * j));
+        }
+}
+constexpr int kTileTokens = 2;
+
 // Codes as unpacked for products of 8-bit weights (weight + 128); `centre` is the offset left in the dot product.
 inline B32 b_prepare8(B32 u) { return u; }
 constexpr int kOffset8 = 128;

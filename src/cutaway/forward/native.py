@@ -9,6 +9,7 @@ the tensors. Only this file imports the extension. Read next: `native/plan.h`.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ def usable_cores() -> int:
     return int(_native.usable_cores())
 
 
-def read_bandwidth(threads: int, nbytes: int = 1 << 28, repeats: int = 5) -> float:
+def read_bandwidth(threads: int, nbytes: int = 1 << 28, repeats: int = 8) -> float:
     """Bytes a second that `threads` threads together read from memory (best of `repeats` passes)."""
     return float(_native.read_bandwidth(threads, nbytes, repeats))
 
@@ -181,8 +182,7 @@ class NativeProgram:
             if name not in self._packed:
                 weight = self._weights[name]
                 data = np.ascontiguousarray(weight.data)
-                self._packed[name] = _native.pack(weight.format, data, weight.shape[1], self._pool)
-                _native.drop_pages(data)
+                self._packed[name] = _native.pack(weight.format, data, weight.shape[1], self._pool, _is_mapped(data))
         for name in op.weights[1:] if op.kind == "linear" else op.weights if op.kind != "embed" else ():
             self._vectors[name] = np.ascontiguousarray(self._weights[name].dequantize(), dtype=np.float32).reshape(-1)
 
@@ -190,6 +190,14 @@ class NativeProgram:
         if tapped not in self._compiled:
             self._compiled[tapped] = _Compiler(self, tapped).compile()
         return self._compiled[tapped]
+
+
+def _is_mapped(data: np.ndarray) -> bool:
+    """True when the array's bytes are a read-only memory map, whose pages come back from the file."""
+    base: object = data
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base, mmap.mmap) and not data.flags.writeable
 
 
 class _Compiler:

@@ -107,13 +107,10 @@ def test_top_k_ties(dialect, kept):
     assert found == [0, 1, 3][:kept]
 
 
-@pytest.mark.parametrize(
-    ("dialect", "kept"),
-    [("cutaway", [0, 1]), ("llama.cpp", [0, 1]), ("hf", [0, 3]), ("vllm", [0, 3]), ("mlx", [0, 3])],
-)
-def test_top_p_ties(dialect, kept):
-    """The second of .4 .2 .2 .2 crosses .5: which of three equal ones is it?"""
-    assert sorted(distribution(np.log([0.4, 0.2, 0.2, 0.2]), dialect, top_p=0.5)) == kept
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_top_p_ties(dialect):
+    """The second of .4 .2 .2 .2 crosses .5; of the equal ones the lowest id stays."""
+    assert sorted(distribution(np.log([0.4, 0.2, 0.2, 0.2]), dialect, top_p=0.5)) == [0, 1]
 
 
 @pytest.mark.parametrize("dialect", ["cutaway", "hf", "llama.cpp"])

@@ -4,13 +4,17 @@ The same settings choose from different sets in different engines, because each 
 its own rule at a border. A chain is a list of named stages, in order; a stage that is off is left out. Greedy
 decoding (temperature 0) is the stage that keeps one. Read next: `sampling.py`, which runs a chain and draws.
 
-| dialect   | penalties look at             | order after the penalties        | top-k     | top-p of equals |
-|-----------|-------------------------------|----------------------------------|-----------|-----------------|
-| cutaway   | repetition all, counts output | temperature, top-k, top-p, min-p | exactly k | lowest id stays |
-| hf        | repetition all, no counts     | temperature, top-k, top-p, min-p | ties stay | highest         |
-| vllm      | repetition all, counts output | temperature, min-p, top-k, top-p | ties stay | highest         |
-| llama.cpp | the last 64                   | top-k, top-p, min-p, temperature | exactly k | lowest          |
-| mlx       | the last 20                   | top-p, min-p, top-k, temperature | exactly k | highest         |
+| dialect   | penalties look at             | order after the penalties        | top-k     |
+|-----------|-------------------------------|----------------------------------|-----------|
+| cutaway   | repetition all, counts output | temperature, top-k, top-p, min-p | exactly k |
+| hf        | repetition all, no counts     | temperature, top-k, top-p, min-p | ties stay |
+| vllm      | repetition all, counts output | temperature, min-p, top-k, top-p | ties stay |
+| llama.cpp | the last 64                   | top-k, top-p, min-p, temperature | exactly k |
+| mlx       | the last 20                   | top-p, min-p, top-k, temperature | exactly k |
+
+All of them keep the token that crosses top-p, whether they sum from above until p is reached (llama.cpp) or drop from
+below while the sum is at most 1 - p (the others): it is the same set. Which of equal tokens stays at that border, or
+at the k-th of an exact top-k, depends on an unstable sort in theirs; here it is always the lowest id.
 
 Sources: transformers 5.24 `generation/logits_process.py` and `generation/utils.py`; vllm `v1/sample/sampler.py`,
 `v1/sample/ops/topk_topp_sampler.py`, `sampling_params.py`; llama.cpp `src/llama-sampler.cpp`, `common/sampling.cpp`;
@@ -67,7 +71,7 @@ def hf(p: SamplingParams) -> list[Stage]:
     if p.top_k:
         chain.append(("top_k", lambda c, h: s.top_k_with_ties(c, p.top_k)))
     if p.top_p < 1:
-        chain.append(("top_p", lambda c, h: s.top_p_from_below(c, p.top_p)))
+        chain.append(("top_p", lambda c, h: s.top_p(c, p.top_p)))
     if p.min_p:
         chain.append(("min_p", lambda c, h: s.min_p(c, p.min_p)))
     return chain
@@ -88,7 +92,7 @@ def vllm(p: SamplingParams) -> list[Stage]:
     if p.top_k:
         chain.append(("top_k", lambda c, h: s.top_k_with_ties(c, p.top_k)))
     if p.top_p < 1:
-        chain.append(("top_p", lambda c, h: s.top_p_from_below(c, p.top_p)))
+        chain.append(("top_p", lambda c, h: s.top_p(c, p.top_p)))
     return chain
 
 
@@ -138,7 +142,7 @@ def mlx(p: SamplingParams) -> list[Stage]:
     if p.temperature == 0:
         return [*chain, ("greedy", lambda c, h: s.greedy(c))]
     if 0 < p.top_p < 1:
-        chain.append(("top_p", lambda c, h: s.top_p_from_below(c, p.top_p)))
+        chain.append(("top_p", lambda c, h: s.top_p(c, p.top_p)))
     if p.min_p:
         chain.append(("min_p", lambda c, h: s.min_p(c, p.min_p)))
     if p.top_k:

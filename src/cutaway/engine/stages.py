@@ -29,7 +29,6 @@ __all__ = [
     "top_k",
     "top_k_with_ties",
     "top_p",
-    "top_p_from_below",
 ]
 
 
@@ -193,17 +192,6 @@ def top_p(c: Candidates, p: float) -> Candidates:
         if reached[-1] >= p * c.total or len(best) == len(c):
             return best.keep(slice(0, int(np.searchsorted(reached, p * c.total, side="left")) + 1))
         sought *= 16
-
-
-def top_p_from_below(c: Candidates, p: float) -> Candidates:
-    """Without those, from the least probable up, whose sum of probabilities is <= 1 - p. One always stays.
-
-    The set that `top_p` keeps, but counted from the other end, so that of equal ones the highest id stays.
-    """
-    order = np.lexsort((c.ids, c.logits))
-    from_below = np.cumsum(c.weights[order])
-    removed = min(int(np.searchsorted(from_below, (1 - p) * c.total, side="right")), len(c) - 1)
-    return c.keep(np.sort(order[removed:]))
 
 
 def min_p(c: Candidates, p: float) -> Candidates:

@@ -155,18 +155,11 @@ def test_a_result_without_plots_has_no_png(tmp_path: Path) -> None:
     assert not (tmp_path / "x.png").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        ("a.html", "html"),
-        ("a.HTM", "html"),
-        ("a.md", "md"),
-        ("a.json", "json"),
-        ("a.png", "png"),
-        ("a.txt", "terminal"),
-    ],
-)
-def test_a_file_name_chooses_the_form(name: str, form: str) -> None:
+NAMES = {"html": "a.html", "md": "a.md", "json": "a.json", "png": "a.png", "terminal": "a.txt"}
+
+
+@pytest.mark.parametrize(("form", "name"), [*NAMES.items(), ("html", "a.HTM")])
+def test_a_file_name_chooses_the_form(form: str, name: str) -> None:
     assert format_of(name) == form
 
 

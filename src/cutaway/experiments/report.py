@@ -219,5 +219,8 @@ def _commands(prompt: str, s: Settings, context: int, model: str | None, middle:
             f"--seed {s.seed} --max-tokens {s.tokens}"
         ),
         "dialects": f"cutaway sample {quoted}{name} --dialects all --temperature 1.5 --top-p 0.9 --min-p 0.05",
-        "compare": f"cutaway compare {shlex.quote(model or DEFAULT)} --b template=raw --prompt {quoted} --max-tokens {s.tokens}",
+        "compare": (
+            f"cutaway compare {shlex.quote(model or DEFAULT)} --b template=raw --prompt {quoted} "
+            f"--max-tokens {s.tokens}"
+        ),
     }

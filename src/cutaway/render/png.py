@@ -37,7 +37,8 @@ def _line(axes: Any, plot: LinePlot, formatter: Any) -> None:
     for reference in plot.references:
         axes.axhline(reference.value, linestyle="--", color="#444444", linewidth=1, label=reference.label)
     axes.set_xscale("log" if plot.x_log else "linear")
-    axes.set_yscale("log" if plot.y_log else "linear")
+    positive = any(y is not None and y > 0 for series in plot.series for y in series.y)
+    axes.set_yscale("log" if plot.y_log and positive else "linear")
     axes.set_xlabel(_unit(plot.x_title, plot.x_unit))
     axes.set_ylabel(_unit(plot.y_title, plot.y_unit))
     if plot.y_from_zero and not plot.y_log:

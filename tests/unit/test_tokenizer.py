@@ -61,6 +61,16 @@ def test_a_shield_keeps_a_control_token_text(toy: Tokenizer) -> None:
     assert toy.encode("<|end|><777|end|>", special=True, shield="777") == [259, *toy.encode("<|end|>")]
 
 
+def test_llama_takes_a_word_that_is_a_token_as_it_is() -> None:
+    tokens = [*BYTES, "xyz", "END"]
+    types = [1] * 257 + [3]
+    for pre, pieces in (("llama-bpe", ["xyz"]), ("qwen2", ["x", "y", "z"])):
+        tokenizer = Tokenizer.from_vocabulary(Vocabulary("gguf", tokens=tokens, token_types=types, pre=pre))
+        assert names(tokenizer, tokenizer.encode("xyz")) == pieces
+        assert names(tokenizer, tokenizer.encode("END")) == ["E", "N", "D"], "a control token, typed"
+        assert tokenizer.encode("END", special=True) == [257]
+
+
 def test_what_an_id_is(toy: Tokenizer) -> None:
     assert toy.is_special(259)
     assert not toy.is_special(260)

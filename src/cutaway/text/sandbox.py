@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import BuiltinMethodType, CodeType, GeneratorType
-from typing import Any, ClassVar
+from typing import Any
 
 from jinja2 import Template, nodes
 from jinja2.ext import Extension, LoopControlExtension
@@ -235,7 +235,7 @@ def _calls_for_concat(node: nodes.Template) -> nodes.Template:
 class _Generation(Extension):
     """`{% generation %}` marks an assistant's words for training; here it is only its body."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno

@@ -40,6 +40,10 @@ def value_colour(fraction: float) -> str:
 
 
 def ink_on(fraction: float) -> str:
-    """Black or white, whichever is easier to read on `value_colour(fraction)`."""
-    red, green, blue = _mix(fraction)
-    return "#ffffff" if 0.299 * red + 0.587 * green + 0.114 * blue < 128 else "#111111"
+    """Black or white, whichever has the greater contrast on `value_colour(fraction)`; it is never under 4.5 to 1.
+
+    Source: WCAG 2.2, relative luminance and contrast ratio.
+    """
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in _mix(fraction))]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#ffffff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "#000000"

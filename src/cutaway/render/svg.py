@@ -20,7 +20,7 @@ from cutaway.render.plain import shorten, visible
 __all__ = ["bar_plot", "escape", "heat_map", "line_plot"]
 
 _FONT = 12.0
-_CHAR = 6.9  # width of a character of the page's sans-serif at _FONT, on the generous side
+_CHAR = 7.4  # width of a character of the page's sans-serif at _FONT, on the generous side
 _SHAPES = 7
 
 
@@ -195,7 +195,7 @@ def bar_plot(plot: BarPlot, width: float, css: str = "") -> str:
             if value is None or not drawable(value):
                 continue
             begin, end = (start, start + value) if plot.stacked else (zero, value)
-            x0, x1 = sorted((frame.x(axis.place(begin)), frame.x(axis.place(end))))
+            x0, x1 = sorted(frame.x(axis.share(v) or 0.0) for v in (begin, end))
             title = f"{plot.categories[i]}, {series.name}: {number(value, plot.format)} {plot.unit}".strip()
             parts.append(
                 f'<rect x="{x0:.1f}" y="{y:.1f}" width="{max(x1 - x0, 0.5):.1f}" height="{thick:g}" '

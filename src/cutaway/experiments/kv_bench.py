@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cutaway.engine.sampling import SamplingParams
-from cutaway.errors import RequestError
+from cutaway.errors import ContextLengthError, RequestError
 from cutaway.experiments.generating import generate, prompt_text
 from cutaway.experiments.passes import prompt_ids
 from cutaway.experiments.table import operation_table
@@ -25,7 +25,7 @@ from cutaway.experiments.table import operation_table
 if TYPE_CHECKING:
     from cutaway.llm import LLM
 
-__all__ = ["KVBench", "LengthRow", "Rates", "StepWork", "bench", "rates", "step_work"]
+__all__ = ["KVBench", "LengthRow", "Rates", "StepWork", "bench", "check_lengths", "rates", "step_work"]
 
 LENGTHS = (64, 128, 256, 512)
 BUDGET_S = 60.0
@@ -124,6 +124,19 @@ def step_work(llm: LLM, context: int, cached: bool) -> StepWork:
     )
 
 
+def check_lengths(llm: LLM, ids: Sequence[int], lengths: Sequence[int]) -> None:
+    """Raises: RequestError for a length below 2; ContextLengthError where the longest does not fit."""
+    if not lengths or min(lengths) < 2:
+        raise RequestError("lengths are not valid", found=list(lengths), expected="at least 2", param="lengths")
+    if len(ids) + max(lengths) > llm.max_context:
+        raise ContextLengthError(
+            "prompt and tokens do not fit the context",
+            found=f"{len(ids)} + {max(lengths)} tokens",
+            expected=f"at most {llm.max_context}",
+            param="lengths",
+        )
+
+
 def bench(
     llm: LLM,
     prompt: str | Sequence[int],
@@ -141,8 +154,7 @@ def bench(
     Raises: RequestError for a length below 2; ContextLengthError where the longest does not fit.
     """
     ids = prompt_ids(llm, prompt)
-    if not lengths or min(lengths) < 2:
-        raise RequestError("lengths are not valid", found=list(lengths), expected="at least 2", param="lengths")
+    check_lengths(llm, ids, lengths)
     longest = max(lengths)
     progress("warming up")
     generate(llm, ids, _greedy(2), clock=clock)

@@ -118,6 +118,7 @@ def report(
     raw = prompt_ids(llm, prompt)
     has_template = llm.chat_template is not None
     asked = request_ids(llm, prompt)
+    kv_bench.check_lengths(llm, asked, s.lengths)  # before minutes of work, not after
 
     progress("one forward pass")
     middle = llm.config.num_layers // 2

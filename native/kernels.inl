@@ -195,10 +195,9 @@ template <Kind KIND> struct Walk {  // header and group pointers of a panel
     }
 };
 
-constexpr int kAhead = 1536;  // bytes the weight stream is fetched ahead
-
 template <int BYTES> inline void fetch(const uint8_t* p) {
-    for (int i = 0; i < BYTES; i += 64) prefetch(p + kAhead + i);
+    if constexpr (kAhead > 0)
+        for (int i = 0; i < BYTES; i += 64) prefetch(p + kAhead + i);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -778,7 +777,7 @@ void merge_spans(const float* m, const float* l, const float* acc, int num_spans
 float read_stream(const uint8_t* p, size_t bytes, bool ahead) {
     B32 a = b_load(p), b = a, c = a, d = a;
     for (size_t i = 0; i < bytes; i += 128) {
-        if (ahead) prefetch(p + i + kAhead), prefetch(p + i + kAhead + 64);
+        if (ahead) prefetch(p + i + 2048), prefetch(p + i + 2048 + 64);
         a = b_or(a, b_load(p + i)), b = b_or(b, b_load(p + i + 32)), c = b_or(c, b_load(p + i + 64)), d = b_or(d, b_load(p + i + 96));
     }
     uint8_t out[32];

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
@@ -49,7 +50,26 @@ bool larger(const std::pair<float, int32_t>& a, const std::pair<float, int32_t>&
 
 }  // namespace
 
-std::shared_ptr<Packed> pack_matrix(const std::string& format, const uint8_t* data, int rows, int columns, bool mapped, Pool& pool) {
+void* allocate(size_t bytes) {
+    constexpr size_t kHuge = size_t{2} << 20;
+    const size_t unit = bytes >= 2 * kHuge ? kHuge : 64;
+    const size_t rounded = (bytes + unit - 1) / unit * unit;
+    void* p = std::aligned_alloc(unit, rounded ? rounded : unit);
+    if (!p) throw std::bad_alloc();
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    if (unit == kHuge) madvise(p, rounded, MADV_HUGEPAGE);
+#endif
+    return p;
+}
+
+size_t packed_bytes(const std::string& format, int rows, int columns) {
+    Matrix w{Kind::F32, rows, columns};
+    if (!kind_of(format, &w.kind)) return 0;
+    auto rounded = [](size_t n) { return (n + 63) / 64 * 64; };
+    return rounded(w.panels() * w.panel_bytes()) + rounded(w.panels() * w.low_panel_bytes());
+}
+
+std::shared_ptr<Packed> pack_matrix(const std::string& format, const uint8_t* data, int rows, int columns, bool mapped, Pool& pool, std::shared_ptr<Arena> arena) {
     auto packed = std::make_shared<Packed>();
     Matrix& w = packed->w;
     w.rows = rows;
@@ -57,10 +77,9 @@ std::shared_ptr<Packed> pack_matrix(const std::string& format, const uint8_t* da
     require(kind_of(format, &w.kind), "no kernel for this weight format");
     const size_t stride = row_bytes(format, columns);
     require(stride > 0, "columns are not a multiple of the format's group");
-    packed->data.reserve(w.panels() * w.panel_bytes() + 64);
-    packed->low.reserve(w.panels() * w.low_panel_bytes());
-    w.data = packed->data.get();
-    w.low = packed->low.get();
+    w.data = arena->take(w.panels() * w.panel_bytes());
+    if (w.low_panel_bytes()) w.low = arena->take(w.panels() * w.low_panel_bytes());
+    packed->arena = std::move(arena);
     pool.run([&](int thread) {
         const Range mine = share(w.panels(), thread, pool.threads());
         const uint8_t* kept = data + 8 * mine.begin * stride;  // source pages from here on are still resident

@@ -95,6 +95,8 @@ class NativeProgram:
         self._embedding = weights["embed.weight"]
         self._compiled: dict[frozenset[str], _Compiled] = {}
         self._last: _Compiled | None = None
+        matrices = {op.weights[0] for op in program if op.kind == "linear"}
+        self._arena = _native.Arena(sum(_native.packed_bytes(w.format, *w.shape) for w in map(weights.__getitem__, matrices)))
         for op in program:
             self._pack(op)
 
@@ -182,7 +184,7 @@ class NativeProgram:
             if name not in self._packed:
                 weight = self._weights[name]
                 data = np.ascontiguousarray(weight.data)
-                self._packed[name] = _native.pack(weight.format, data, weight.shape[1], self._pool, _is_mapped(data))
+                self._packed[name] = _native.pack(weight.format, data, weight.shape[1], self._pool, _is_mapped(data), self._arena)
         for name in op.weights[1:] if op.kind == "linear" else op.weights if op.kind != "embed" else ():
             self._vectors[name] = np.ascontiguousarray(self._weights[name].dequantize(), dtype=np.float32).reshape(-1)
 

@@ -45,6 +45,7 @@ VARIANTS: dict[str, ModelConfig] = {
     "qwen2-untied": replace(TINY, tied_head=False),
     "qwen2-group-7": replace(TINY, hidden=112, num_heads=14, num_kv_heads=2, head_dim=8),
     "qwen2-explicit-head-dim": replace(TINY, head_dim=32),
+    "qwen2-rows-of-256": replace(TINY, hidden=256, intermediate=512, num_heads=8, head_dim=32),  # for the K formats
     "qwen2-yarn": replace(TINY, max_context=256, rope_scaling=YARN),
     "qwen3": QWEN3,
     "qwen3-untied-explicit-head-dim": replace(QWEN3, tied_head=False, head_dim=32, num_kv_heads=1),

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from steps import Stage
-from tiny import VARIANTS, random_weights
+from tiny import K_QUANT_SCALE_AT, VARIANTS, random_weights
 from tolerances import (
     EPS32,
     FLOAT32_TIMES_TRANSFORMERS,
@@ -37,14 +37,14 @@ INTERPRETERS = ("reference", "native")
 CATALOGUE = {"qwen2.5-coder-0.5b": "qwen2.5-coder-0.5b.gguf", "smollm2-135m": "smollm2-135m.gguf"}
 
 
-def make(kind: str, program, weights):
-    """An interpreter without any rounding of activations."""
+def make(kind: str, program, weights, activations="f32"):
+    """An interpreter, by default without any rounding of activations."""
     if kind == "reference":
-        return ReferenceProgram(program, weights)
+        return ReferenceProgram(program, weights, activations)
     pytest.importorskip("cutaway.forward.native", exc_type=ImportError)
     from cutaway.forward.native import NativeProgram
 
-    return NativeProgram(program, weights, activations="f32", threads=2, max_context=1024)
+    return NativeProgram(program, weights, activations=activations, threads=2, max_context=1024)
 
 
 class Case:
@@ -125,6 +125,30 @@ def test_the_same_one_token_at_a_time(kind):
 @pytest.mark.parametrize("kind", INTERPRETERS)
 def test_quantised_weights_are_the_weights_they_dequantise_to(kind, format):
     check(kind, tiny_case("qwen2", format))
+
+
+@pytest.mark.parametrize("format", K_QUANT_SCALE_AT)
+@pytest.mark.parametrize("kind", INTERPRETERS)
+def test_k_formats_are_the_weights_they_dequantise_to(kind, format):
+    check(kind, tiny_case("qwen2-rows-of-256", format))
+
+
+@pytest.mark.parametrize("format", ["mixed", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", *K_QUANT_SCALE_AT])
+def test_int8_activations_are_those_of_the_definition(format):
+    """Native against reference, both with int8 activations, every token a sequence of its own. Where a value lies at
+    the border of two codes they may round it apart, which moves that row by what int8 is off; the typical row not."""
+    case = tiny_case("qwen2-rows-of-256" if format in K_QUANT_SCALE_AT else "qwen2", format)
+
+    def logits(kind: str, activations: str) -> np.ndarray:
+        interpreter = make(kind, case.program, case.weights, activations)
+        stage = Stage(interpreter, case.program.config, "f32", num_blocks=len(case.ids))
+        return np.concatenate(list(stage.feed({f"{i}": [token] for i, token in enumerate(case.ids)}).values()))
+
+    native, reference, exact = logits("native", "int8"), logits("reference", "int8"), logits("reference", "f32")
+    bound = FLOAT32_TIMES_TRANSFORMERS * typical(case.narrow.logits, case.wide.logits)
+    assert typical(native, reference) <= bound
+    assert typical(reference, exact) > 100 * bound, "int8 must show"
+    assert off(native, reference) <= off(reference, exact)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

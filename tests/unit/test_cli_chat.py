@@ -114,7 +114,9 @@ def test_run_refuses_bytes_that_are_not_utf_8(monkeypatch):
 
 def test_run_shows_the_prompt_and_the_stats_on_stderr(monkeypatch):
     llm = ScriptLLM(["ok"], generation={"temperature": 0.7})
-    result = cutaway(monkeypatch, llm, "run", "hi", "--show-prompt", "--stats", "--seed", "5", "--temp", "1", "--top-k", "4")
+    result = cutaway(
+        monkeypatch, llm, "run", "hi", "--show-prompt", "--stats", "--seed", "5", "--temp", "1", "--top-k", "4"
+    )
     assert result.stdout == "ok\n"
     assert result.stderr.startswith("<user>hi\n")
     for words in ("seed 5", "prefill", "50.0", "KV cache 48 MiB", "3 prompt tokens were found in the prefix cache"):
@@ -154,6 +156,9 @@ def test_a_setting_out_of_range_is_named(monkeypatch):
 
 
 def test_run_wants_a_prompt_and_no_system_turn_without_template(monkeypatch):
+    result = cutaway(monkeypatch, ScriptLLM(["x"]), "run", stdin="")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "no prompt" in result.stderr
     result = cutaway(monkeypatch, ScriptLLM(["x"]), "run", "hi", "--raw", "--system", "s")
     assert (result.exit_code, result.stdout) == (2, "")
 

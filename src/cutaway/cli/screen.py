@@ -66,13 +66,19 @@ def read_prompt(argument: str | None, what: str = "prompt") -> str:
             raise RequestError(f"the {what} is not UTF-8", param=what) from None
         return argument
     if argument is None and sys.stdin.isatty():
-        import typer
-
-        raise typer.BadParameter(f"no {what}: give it as an argument, or pipe it in")
+        raise _nothing(what)
     try:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(
             f"the {what} is not UTF-8", found=f"a wrong byte at offset {error.start}", param=what
         ) from None
+    if argument is None and not text:
+        raise _nothing(what)
     return text[:-1] if text.endswith("\n") else text
+
+
+def _nothing(what: str) -> Exception:
+    import typer
+
+    return typer.BadParameter(f"no {what}: give it as an argument, or pipe it in")

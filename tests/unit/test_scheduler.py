@@ -95,6 +95,31 @@ def test_blocks_run_out_and_the_youngest_gives_way():
     script.check_books(engine)
 
 
+def test_what_is_computed_again_is_findable_again():
+    engine = script.engine_of(script.Script([5]), num_blocks=64)
+    (sequence,) = engine.add([1] * 9, LONG)
+    plan(engine)
+    engine.scheduler._suspend(sequence)
+    engine.pool.clear()
+    assert engine.pool.num_cached == 0
+    plan(engine)
+    assert engine.pool.num_cached == 2
+
+
+def test_without_kv_cache_every_step_is_the_whole_sequence():
+    interpreter = script.Hash()
+    engine = script.engine_of(interpreter, kv_cache=False, chunk=4)
+    (sequence,) = engine.add([1, 2, 3], SamplingParams(max_tokens=4))
+    work = []
+    while engine.has_work:
+        batch = engine.scheduler.schedule()
+        work.append(batch.positions.tolist())
+        engine.scheduler.commit(batch, [5] * len(batch.sampled))
+        assert not batch.sampled or engine.pool.num_held == 0
+    assert work == [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3], [4], [0, 1, 2, 3], [4, 5]]
+    assert sequence.preemptions == 0
+
+
 def test_one_that_does_not_fit_holds_the_later_ones_back():
     engine = script.engine_of(script.Script([5]), max_context=32, num_blocks=8, prefix_cache=False)
     engine.add([1] * 20, LONG)

@@ -1,5 +1,7 @@
 """Taps: record any tensor, replace any tensor, and leave nothing behind."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from steps import Stage
@@ -15,8 +17,15 @@ WEIGHTS = random_weights(PROGRAM)
 IDS = [5, 17, 96, 0, 41, 8]
 
 
-def stage() -> Stage:
-    return Stage(ReferenceProgram(PROGRAM, WEIGHTS), TINY)
+@pytest.fixture(params=["reference", "native"])
+def stage(request) -> Callable[[], Stage]:
+    """Makes a fresh KV cache before one and the same interpreter, which what came before must not have marked."""
+    if request.param == "native":
+        native = pytest.importorskip("cutaway.forward.native", exc_type=ImportError)
+        interpreter = native.NativeProgram(PROGRAM, WEIGHTS, activations="int8", threads=2, max_context=64)
+    else:
+        interpreter = ReferenceProgram(PROGRAM, WEIGHTS)
+    return lambda: Stage(interpreter, TINY)
 
 
 def test_patterns_are_matched_in_order_of_execution():
@@ -34,7 +43,7 @@ def test_a_pattern_that_matches_nothing_is_refused(pattern):
     assert repr(pattern) in str(caught.value)
 
 
-def test_everything_recorded_has_the_shape_the_program_says():
+def test_everything_recorded_has_the_shape_the_program_says(stage):
     taps = Taps(PROGRAM, record=["*"])
     logits = stage().logits(IDS, taps=taps)
     recording = taps.recording
@@ -45,7 +54,7 @@ def test_everything_recorded_has_the_shape_the_program_says():
     assert recording.nbytes == sum(recording[name].nbytes for name in recording.names)
 
 
-def test_steps_are_kept_one_after_another():
+def test_steps_are_kept_one_after_another(stage):
     taps = Taps(PROGRAM, record=["layers.1.residual"])
     stage().logits(IDS, chunk=4, taps=taps)
     assert [len(step) for step in taps.recording.steps["layers.1.residual"]] == [4, 2]
@@ -53,11 +62,11 @@ def test_steps_are_kept_one_after_another():
     assert taps.recording["layers.1.residual"].shape == (6, 64)
 
 
-def test_recording_changes_nothing():
+def test_recording_changes_nothing(stage):
     assert np.array_equal(stage().logits(IDS), stage().logits(IDS, taps=Taps(PROGRAM, record=["*"])))
 
 
-def test_what_was_not_recorded_is_named():
+def test_what_was_not_recorded_is_named(stage):
     taps = Taps(PROGRAM, record=["embed"])
     stage().logits(IDS, taps=taps)
     assert "embed" in taps.recording
@@ -66,7 +75,7 @@ def test_what_was_not_recorded_is_named():
         taps.recording["logits"]
 
 
-def test_a_patched_tensor_goes_on_and_is_what_is_recorded():
+def test_a_patched_tensor_goes_on_and_is_what_is_recorded(stage):
     names = ["layers.0.mlp.down", "layers.0.residual", "layers.0.attn_residual"]
     taps = Taps(PROGRAM, record=names, patch={"layers.0.mlp.down": np.zeros_like})
     logits = stage().logits(IDS, taps=taps)
@@ -75,12 +84,12 @@ def test_a_patched_tensor_goes_on_and_is_what_is_recorded():
     assert not np.allclose(logits, stage().logits(IDS))
 
 
-def test_a_patch_of_the_logits_is_what_the_caller_gets():
+def test_a_patch_of_the_logits_is_what_the_caller_gets(stage):
     taps = Taps(PROGRAM, patch={"logits": lambda x: x * 0 + 3})
     assert (stage().logits(IDS, taps=taps) == 3).all()
 
 
-def test_patching_a_key_changes_later_tokens_and_no_earlier_one():
+def test_patching_a_key_changes_later_tokens_and_no_earlier_one(stage):
     def turn(x):
         x[2] = -x[2]
         return x
@@ -90,12 +99,12 @@ def test_patching_a_key_changes_later_tokens_and_no_earlier_one():
     assert (np.abs(plain - patched).max(axis=1)[2:] > 1e-3).all()
 
 
-def test_patches_of_one_tensor_run_one_after_another():
+def test_patches_of_one_tensor_run_one_after_another(stage):
     taps = Taps(PROGRAM, patch={"log*": lambda x: x + 1, "logits": lambda x: x * 2})
     assert np.array_equal(stage().logits(IDS, taps=taps), (stage().logits(IDS) + 1) * 2)
 
 
-def test_a_patch_that_gives_back_none_leaves_the_tensor_even_if_it_wrote_into_it():
+def test_a_patch_that_gives_back_none_leaves_the_tensor_even_if_it_wrote_into_it(stage):
     def scribble(x):
         x[:] = np.nan
 
@@ -113,7 +122,7 @@ def test_a_recording_is_a_copy_for_interpreters_use_their_buffers_again():
 
 
 @pytest.mark.parametrize("wrong", [lambda x: x[:-1], lambda x: x[:, :-1], lambda x: x[None], lambda x: 1.0])
-def test_a_patch_of_the_wrong_shape_is_refused(wrong):
+def test_a_patch_of_the_wrong_shape_is_refused(stage, wrong):
     with pytest.raises(RequestError, match=r"patch of layers\.0\.attn\.q has the wrong shape") as caught:
         stage().logits(IDS, taps=Taps(PROGRAM, patch={"layers.0.attn.q": wrong}))
     assert caught.value.param == "patch"
@@ -123,7 +132,7 @@ class BrokenPatchError(Exception):
     pass
 
 
-def test_an_error_inside_a_patch_reaches_the_caller_and_leaves_nothing_behind():
+def test_an_error_inside_a_patch_reaches_the_caller_and_leaves_nothing_behind(stage):
     def fails(x):
         x[:] = np.nan
         raise BrokenPatchError

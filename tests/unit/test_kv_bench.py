@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import steps
 from glass_llm import GlassLLM
 
 from cutaway.engine.sampling import SamplingParams
 from cutaway.errors import ContextLengthError, RequestError
+from cutaway.experiments.distributions import log_softmax
 from cutaway.experiments.generating import generate, request_ids
-from cutaway.experiments.kv_bench import bench, rates, step_work
+from cutaway.experiments.kv_bench import _interpolated, bench, rates, step_work
 from cutaway.experiments.kv_quality import quality
 from cutaway.render import render
 from cutaway.render.views import kv as view
@@ -84,8 +87,6 @@ def test_past_the_budget_steps_are_sampled_and_still_compared(llm: GlassLLM) -> 
 
 
 def test_times_between_measured_steps_lie_on_a_line() -> None:
-    from cutaway.experiments.kv_bench import _interpolated
-
     assert _interpolated({0: 1.0, 4: 3.0, 5: 7.0}, 6) == [1.0, 1.5, 2.0, 2.5, 3.0, 7.0]
 
 
@@ -153,8 +154,6 @@ def test_a_continuation_ends_at_its_stop_string(llm: GlassLLM) -> None:
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=30, ignore_eos=True)
     whole = generate(llm, llm.tokenize("hello"), params)[0]
     stop = whole.text[4:6]
-    from dataclasses import replace
-
     cut = generate(llm, llm.tokenize("hello"), replace(params, stop=(stop,)))[0]
     assert cut.text == whole.text[: whole.text.index(stop)]
     assert cut.finish_reason == "stop"
@@ -163,8 +162,6 @@ def test_a_continuation_ends_at_its_stop_string(llm: GlassLLM) -> None:
 def test_the_token_that_ends_a_text_is_not_in_it(llm: GlassLLM) -> None:
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=30, ignore_eos=True)
     ids = generate(llm, llm.tokenize("hello"), params)[0].ids
-    from dataclasses import replace
-
     cut = generate(llm, llm.tokenize("hello"), replace(params, stop_token_ids=(ids[3],)), record=True)[0]
     assert cut.ids == ids[: ids.index(ids[3])]
     assert cut.finish_reason == "stop"
@@ -173,8 +170,6 @@ def test_the_token_that_ends_a_text_is_not_in_it(llm: GlassLLM) -> None:
 
 def test_several_continuations_are_those_of_each_alone(llm: GlassLLM) -> None:
     ids = llm.tokenize("hello")
-    from dataclasses import replace
-
     params = SamplingParams(temperature=1.2, seed=5, max_tokens=9, n=3)
     several = generate(llm, ids, params)
     assert several[0].ids == generate(llm, ids, replace(params, n=1))[0].ids
@@ -213,12 +208,24 @@ def test_fewer_bits_lie_further_off(compared: Any) -> None:
 
 
 def test_perplexity_is_that_of_one_forward_pass(llm: GlassLLM, compared: Any) -> None:
-    from cutaway.experiments.distributions import log_softmax
-
     ids = llm.tokenize(TEXT)
     logprobs = log_softmax(llm.forward(ids))[np.arange(len(ids) - 1), ids[1:]]
     assert compared.rows[0].perplexity == pytest.approx(float(np.exp(-logprobs.mean())), rel=1e-6)
     assert compared.num_tokens == compared.text_tokens == len(ids)
+
+
+def test_the_divergence_is_from_float32_to_the_type(llm: GlassLLM, compared: Any) -> None:
+    exact, rounded = (
+        steps.Stage(llm.interpreter, llm.config, kind).logits(llm.tokenize(TEXT)) for kind in ("f32", "q8_0")
+    )
+    p, q = log_softmax(exact), log_softmax(rounded)
+    expected = (np.exp(p) * (p - q)).sum(axis=1)
+    backwards = (np.exp(q) * (q - p)).sum(axis=1)
+    row = compared.rows[-1]
+    assert row.kl_mean == pytest.approx(expected.mean(), rel=1e-6)
+    assert row.kl_max == pytest.approx(expected.max(), rel=1e-6)
+    assert row.kl_mean != pytest.approx(backwards.mean(), rel=1e-6)
+    assert row.same_top == (exact.argmax(axis=1) == rounded.argmax(axis=1)).mean()
 
 
 def test_a_layer_answers_for_its_own_error_only() -> None:

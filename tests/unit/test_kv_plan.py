@@ -62,7 +62,7 @@ def test_predicted_is_allocated_to_the_byte(types: tuple[str, str], context: int
 
 
 def test_total_and_what_fits() -> None:
-    result = plan(QWEN, 400 * MIB, 32768, scratch_bytes=24 * MIB, available=Memory(None, 1000 * MIB, "test"))
+    result = plan(QWEN, 400 * MIB, 32768, scratch_bytes=24 * MIB, available=Memory(None, 1000 * MIB + 13_000, "test"))
     assert result.total_bytes == (400 + 384 + 24) * MIB
     assert result.fits is True
     assert result.fits_tokens == (1000 - 424) * MIB // 12288 // 32 * 32

@@ -222,9 +222,9 @@ def test_the_divergence_is_from_float32_to_the_type(llm: GlassLLM, compared: Any
     expected = (np.exp(p) * (p - q)).sum(axis=1)
     backwards = (np.exp(q) * (q - p)).sum(axis=1)
     row = compared.rows[-1]
-    assert row.kl_mean == pytest.approx(expected.mean(), rel=1e-6)
-    assert row.kl_max == pytest.approx(expected.max(), rel=1e-6)
-    assert row.kl_mean != pytest.approx(backwards.mean(), rel=1e-6)
+    assert row.kl_mean == pytest.approx(expected.mean(), rel=1e-4)
+    assert row.kl_max == pytest.approx(expected.max(), rel=1e-4)
+    assert row.kl_mean != pytest.approx(backwards.mean(), rel=1e-4)
     assert row.same_top == (exact.argmax(axis=1) == rounded.argmax(axis=1)).mean()
 
 

@@ -79,6 +79,13 @@ def test_a_log_axis_covers_its_range(low: float, factor: float, format: str) -> 
     assert list(axis.ticks) == sorted(set(axis.ticks))
 
 
+def test_what_is_counted_has_whole_ticks() -> None:
+    assert Axis.over(0, 1, whole=True).ticks == (0, 1)
+    assert Axis.over(0, 23, whole=True).ticks == (0, 5, 10, 15, 20, 25)
+    assert all(t == int(t) for high in range(1, 60) for t in Axis.over(0, high, whole=True).ticks)
+    assert Axis.over(0, 1).ticks == (0, 0.2, 0.4, 0.6000000000000001, 0.8, 1)
+
+
 def test_a_range_is_never_empty() -> None:
     assert span([]) == (0.0, 1.0)
     assert span([math.nan, None]) == (0.0, 1.0)

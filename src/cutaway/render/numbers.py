@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cutaway.render.document import Cell, Column
 
-__all__ = ["DASH", "Axis", "column_of", "drawable", "finite", "is_number", "number", "size", "span"]
+__all__ = ["DASH", "Axis", "column_of", "drawable", "finite", "is_number", "number", "size", "span", "whole_numbers"]
 
 DASH = "–"
 
@@ -105,6 +105,11 @@ def _nice(step: float, powers_of_two: bool) -> float:
     return next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= step * (1 - 1e-9))
 
 
+def whole_numbers(values: Sequence[float]) -> bool:
+    """Whether all are whole: layers and tokens are counted, and have no halves between them."""
+    return all(float(v).is_integer() for v in values)
+
+
 @dataclass(frozen=True)
 class Axis:
     """A scale from `low` to `high` and its ticks. `place(value)` is 0 at `low` and 1 at `high`."""
@@ -115,8 +120,10 @@ class Axis:
     ticks: tuple[float, ...]
 
     @classmethod
-    def over(cls, low: float, high: float, log: bool = False, count: int = 5, format: str = "") -> Axis:
-        """An axis that covers [low, high] and begins and ends on ticks."""
+    def over(
+        cls, low: float, high: float, log: bool = False, count: int = 5, format: str = "", whole: bool = False
+    ) -> Axis:
+        """An axis that covers [low, high] and begins and ends on ticks; `whole` puts them on whole numbers only."""
         if log:
             low, high = max(low, 1e-300), max(high, 1e-300)
             if format == "bytes":  # powers of two, so that every tick is a round number of KiB, MiB or GiB
@@ -135,6 +142,7 @@ class Axis:
                 ticks = tuple(m for m in marks if below <= m <= above)
             return cls(ticks[0], ticks[-1], True, ticks)
         step = _nice((high - low) / max(count, 1), format == "bytes" and high >= 1024)
+        step = max(math.ceil(step), 1) if whole else step
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
         ticks = tuple(i * step for i in range(first, last + 1))
         return cls(ticks[0], ticks[-1], False, ticks)

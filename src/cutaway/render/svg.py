@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 
 from cutaway.render.document import BarPlot, HeatMap, LinePlot
-from cutaway.render.numbers import Axis, drawable, finite, number, span
+from cutaway.render.numbers import Axis, drawable, finite, number, span, whole_numbers
 from cutaway.render.palette import value_colour
 from cutaway.render.plain import shorten, visible
 
@@ -142,8 +142,8 @@ def line_plot(plot: LinePlot, width: float, css: str = "") -> str:
     """One drawing of a LinePlot at that width in pixels."""
     ys = [y for s in plot.series for y in s.y] + [r.value for r in plot.references]
     narrow = width < 500
-    x_range = span([x for s in plot.series for x in s.x], plot.x_log)
-    x_axis = Axis.over(*x_range, plot.x_log, 4 if narrow else 8, plot.x_format)
+    xs = [x for s in plot.series for x in s.x]
+    x_axis = Axis.over(*span(xs, plot.x_log), plot.x_log, 4 if narrow else 8, plot.x_format, whole=whole_numbers(xs))
     y_axis = Axis.over(*span(ys, plot.y_log, plot.y_from_zero), plot.y_log, 5, plot.y_format)
     parts, legend = _legend([s.name for s in plot.series], width, bars=False)
     gutter = max(_width(number(t, plot.y_format)) for t in y_axis.ticks)

@@ -33,7 +33,7 @@ from cutaway.render.document import (
     Text,
     Tokens,
 )
-from cutaway.render.numbers import Axis, column_of, drawable, finite, is_number, number, span
+from cutaway.render.numbers import Axis, column_of, drawable, finite, is_number, number, span, whole_numbers
 from cutaway.render.palette import ink_on, value_colour
 from cutaway.render.plain import harmless, visible
 
@@ -135,7 +135,8 @@ def _interpolated(series: Series, axis: Axis, columns: int) -> Iterator[tuple[in
 
 def _line_plot(plot: LinePlot, width: int) -> RenderableType:
     ys = [y for s in plot.series for y in s.y] + [r.value for r in plot.references]
-    x_axis = Axis.over(*span([x for s in plot.series for x in s.x], plot.x_log), plot.x_log, 5, plot.x_format)
+    xs = [x for s in plot.series for x in s.x]
+    x_axis = Axis.over(*span(xs, plot.x_log), plot.x_log, 5, plot.x_format, whole=whole_numbers(xs))
     y_axis = Axis.over(*span(ys, plot.y_log, plot.y_from_zero), plot.y_log, 4, plot.y_format)
     ticks = {round(y_axis.place(t) * 11): number(t, plot.y_format) for t in y_axis.ticks}
     gutter = max(map(cell_len, ticks.values()), default=0)

@@ -9,6 +9,7 @@ the tensors. Only this file imports the extension. Read next: `native/plan.h`.
 
 from __future__ import annotations
 
+import copy
 import mmap
 import os
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from cutaway.forward.rope import rope_tables
 from cutaway.forward.taps import Taps
 from cutaway.quant import Weight
 
-__all__ = ["NativeProgram", "isas", "read_bandwidth", "usable_cores"]
+__all__ = ["NativeProgram", "isas", "kernel_of", "read_bandwidth", "usable_cores"]
 
 
 def isas() -> list[str]:
@@ -39,6 +40,17 @@ def usable_cores() -> int:
 def read_bandwidth(threads: int, nbytes: int = 1 << 28, repeats: int = 8) -> float:
     """Bytes a second that `threads` threads together read from memory (best of `repeats` passes)."""
     return float(_native.read_bandwidth(threads, nbytes, repeats))
+
+
+def kernel_of(weight_format: str, activations: str = "int8") -> str:
+    """How a matrix of this format is multiplied: "panel kernel, int8 activations", or "... float32 activations".
+
+    "no kernel" where the format cannot be packed. An embedding's rows are looked up, whatever their format.
+    """
+    if not _native.packed_bytes(weight_format, 8, 256):
+        return "no kernel"
+    rounded = activations == "int8" and weight_format not in ("F32", "F16", "BF16")
+    return f"panel kernel, {'int8' if rounded else 'float32'} activations"
 
 
 @dataclass(frozen=True)
@@ -104,6 +116,25 @@ class NativeProgram:
     def packed_nbytes(self) -> int:
         """Bytes of the packed weight matrices (the embedding table stays in its file)."""
         return sum(packed.nbytes for packed in self._packed.values())
+
+    @property
+    def packed_sizes(self) -> dict[str, int]:
+        """Bytes of each packed weight matrix, by name."""
+        return {name: packed.nbytes for name, packed in self._packed.items()}
+
+    @property
+    def head_rows_finished(self) -> int:
+        """Rows of the output head that the last run's screening computed in full; 0 where it did not screen."""
+        return 0 if self._last is None else int(self._last.plan.head_rows_finished)
+
+    def with_threads(self, threads: int) -> NativeProgram:
+        """The same program over the same packed weights (shared, not copied), run by another number of threads."""
+        if threads < 1:
+            raise KernelError("threads", found=threads, expected="at least 1")
+        other = copy.copy(self)
+        other.threads, other._pool = threads, _native.Pool(threads)
+        other._compiled, other._last = {}, None
+        return other
 
     @property
     def scratch_nbytes(self) -> int:

@@ -256,6 +256,11 @@ def test_a_text_that_is_cut_says_so(llm: GlassLLM) -> None:
     assert f"The text has {len(TEXT)}" in " ".join(render(view.quality(result), "terminal").split())
 
 
+def test_the_decode_steps_have_room_in_the_context(llm: GlassLLM) -> None:
+    result = quality(llm, TEXT * 2, [("f16", "f16")], limit=10_000)
+    assert result.num_tokens == llm.max_context - 16
+
+
 def test_a_text_too_short_or_a_type_unknown_is_refused(llm: GlassLLM) -> None:
     with pytest.raises(RequestError, match="too short"):
         quality(llm, "a")

@@ -127,7 +127,7 @@ def quality(
     Raises: RequestError for a text under two tokens, or an unknown type.
     """
     whole = list(llm.tokenize(text)) if isinstance(text, str) else list(text)
-    ids = prompt_ids(llm, whole[: min(limit, llm.max_context)], "text")
+    ids = prompt_ids(llm, whole[: max(min(limit, llm.max_context - DECODE_STEPS), 1)], "text")
     if len(ids) < 2:
         raise RequestError("the text is too short to compare on", found="1 token", expected="at least 2", param="text")
     asked = list(default_types(llm.config.head_dim) if types is None else types)

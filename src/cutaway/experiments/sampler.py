@@ -157,7 +157,7 @@ def sample(
     the penalties and biases of `params`: only its temperature is 0.
     """
     ids = prompt_ids(llm, prompt)
-    drawn = generate(llm, ids, params, record=True)[0]
+    drawn = generate(llm, ids, replace(params, n=1), record=True)[0]
     greedy = generate(llm, ids, replace(params, temperature=0.0, seed=None, n=1))[0]
     pairs = zip(drawn.ids, greedy.ids, strict=False)
     fork = next((i for i, (a, b) in enumerate(pairs) if a != b), None)

@@ -70,6 +70,7 @@ def sampled_blocks(s: Sampled, language: Language = "en", steps: int | None = No
             caption=t("Sampled", "采样结果"),
         ),
         Tokens([Token(text) for text in s.greedy_tokens], caption=t("Greedy", "贪心结果")),
+        *_greedy_note(s, language),
         Text(_fork(s, language)),
         *_loops(s, language),
         _summary(s, language),
@@ -81,6 +82,21 @@ def sampled_blocks(s: Sampled, language: Language = "en", steps: int | None = No
 
 def _value(value: object) -> Cell:
     return None if value in (None, {}, (), []) else str(value)
+
+
+def _greedy_note(s: Sampled, language: Language) -> list[Block]:
+    if any(step.draw is not None for step in s.steps):
+        return []
+    t = chosen(language)
+    return [
+        Text(
+            t(
+                "Nothing is drawn at temperature 0; try --temperature 0.8.",
+                "温度为 0 时不抽样；可试 --temperature 0.8。",
+            ),
+            "note",
+        )
+    ]
 
 
 def _fork(s: Sampled, language: Language) -> str:

@@ -53,6 +53,7 @@ class Inspection:
     add_bos: bool
     settings: dict[str, Any]  # what the files carry, under their own names
     tensors: list[TensorRow]
+    kernels: dict[str, str]  # by format: what multiplies its matrices
     chat_template: str | None
 
 
@@ -99,8 +100,17 @@ def examine(checkpoint: Checkpoint) -> Inspection:
             TensorRow(w.name, tuple(w.shape), w.format, w.params, w.nbytes, _layer(w.name))
             for w in checkpoint.weights.values()
         ],
+        kernels=_kernels(checkpoint),
         chat_template=checkpoint.chat_template,
     )
+
+
+def _kernels(checkpoint: Checkpoint) -> dict[str, str]:
+    from cutaway.forward.native import kernel_of
+
+    matrices = {w.format for w in checkpoint.weights.values() if len(w.shape) > 1}
+    formats = sorted({w.format for w in checkpoint.weights.values()})
+    return {name: kernel_of(name) if name in matrices else "vectors, in float32" for name in formats}
 
 
 def _layer(name: str) -> str:
@@ -167,8 +177,18 @@ def document(found: Inspection, every_tensor: bool = False) -> Document:
         Text(f"In f16: {contexts}."),
         Heading("Formats"),
         Table(
-            ["Format", "Tensors", "Parameters", Column("Bytes", format="bytes"), Column("Bits a weight", format=".2f")],
-            [(name, n, params, nbytes, 8 * nbytes / params) for name, (n, params, nbytes) in sorted(formats.items())],
+            [
+                "Format",
+                "Tensors",
+                "Parameters",
+                Column("Bytes", format="bytes"),
+                Column("Bits a weight", format=".2f"),
+                Column("Multiplied by", wrap=True),
+            ],
+            [
+                (name, n, params, nbytes, 8 * nbytes / params, found.kernels[name])
+                for name, (n, params, nbytes) in sorted(formats.items())
+            ],
         ),
         Heading("Tensors"),
         Table(

@@ -94,7 +94,9 @@ class Case:
     def model_config(self) -> ModelConfig:
         return self.program.config
 
-    def interpreter(self, threads: int = 2, fuse: bool = True) -> Any:
+    def interpreter(self, threads: int | None = None, fuse: bool = True) -> Any:
+        """`threads`: None is 2 for the cases of mixed formats and real models, and 1 for the others: quick anywhere."""
+        threads = threads or (2 if self.format in ("mixed", "file") else 1)
         program, weights = model(self.config, self.format)
         if self.kind == "reference":
             return TokenByToken(program, weights, self.activations)

@@ -125,6 +125,10 @@ NB_MODULE(_native, m) {
 
     nb::class_<Packed>(m, "Packed")
         .def_prop_ro("nbytes", [](const Packed& p) { return p.w.bytes(); })
+        .def("measure_low_bits", [](Packed& p, Pool& pool) {
+            require(p.w.kind == Kind::S8, "measure_low_bits: not a Q8_0 matrix");
+            measure_low_bits(p, pool);
+        }, "pool"_a, nb::call_guard<nb::gil_scoped_release>(), "Lets plans find the largest products of this matrix from its high bits.")
         .def_prop_ro("shape", [](const Packed& p) { return nb::make_tuple(p.w.rows, p.w.columns); });
     m.def("pack", &pack, "format"_a, "data"_a, "columns"_a, "pool"_a, "mapped"_a = false, "arena"_a.none() = nb::none(), "File rows, uint8 [rows, row_bytes] -> panels.");
     m.def("unpack", [](const Packed& p, const std::string& isa) {
@@ -165,7 +169,7 @@ NB_MODULE(_native, m) {
 
     nb::class_<Plan>(m, "Plan", nb::dynamic_attr())
         .def("__init__", [](Plan* self, const std::string& isa, std::shared_ptr<Pool> pool, int num_heads, int num_kv_heads, int head_dim, int num_layers, float eps, bool int8) {
-            require(head_dim % 8 == 0, "head_dim is not a multiple of 8");
+            require(head_dim % 8 == 0 && head_dim <= kMaxHeadDim, "head_dim is not a multiple of 8 up to 256");
             require(num_kv_heads > 0 && num_heads % num_kv_heads == 0, "num_heads is not a multiple of num_kv_heads");
             new (self) Plan(pick(isa), std::move(pool), {num_heads, num_kv_heads, head_dim, num_layers, eps}, int8);
         }, "isa"_a, "pool"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "num_layers"_a, "eps"_a, "int8"_a)

@@ -64,6 +64,7 @@ struct AttendArgs {
 };
 
 constexpr int kSpan = 256;      // keys of one attention span; spans are merged in rising order
+constexpr int kMaxHeadDim = 256;
 constexpr int kTokenBlock = 64; // tokens whose activations stay in the cache while panels pass
 
 struct Kernels {

@@ -363,7 +363,44 @@ void gemm_panels(const MatmulArgs& a, int panel, int first, int count, Strip* st
         for (int t = 0; t < count; ++t) finish(a, panel + p, first + t, acc[p * kTokenBlock + t]);
 }
 
+// A handful of tokens: codes stay in registers, without the way through a strip.
+template <Kind KIND, int T> void few(const MatmulArgs& a, int first) {
+    const int groups = a.w->groups();
+    const size_t panel_bytes = a.w->panel_bytes(), codes_stride = 32 * static_cast<size_t>(groups);
+    const int8_t* codes = a.codes + first * codes_stride;
+    const GroupSums* sums = a.sums + static_cast<size_t>(first) * groups;
+    for (int p = a.panel_begin; p < a.panel_end; ++p) {
+        const Walk<KIND> walk{a.w->data + p * panel_bytes};
+        F8 acc[T];
+        for (int t = 0; t < T; ++t) acc[t] = f_zero();
+        for (int g = 0; g < groups; ++g) {
+            const uint8_t* group = walk.group(g);
+            fetch<Walk<KIND>::GROUP>(group);
+            B32 u[8];
+            const Scales s = Format<KIND>::scales(walk.header(g), group);
+            if constexpr (KIND == Kind::S8) {
+                Format<KIND>::join(group, a.w->low + p * a.w->low_panel_bytes() + static_cast<size_t>(g) * 96, u);
+                for (int j = 0; j < 8; ++j) u[j] = b_prepare8(u[j]);
+#pragma GCC unroll 8
+                for (int t = 0; t < T; ++t) acc[t] = Format<KIND>::add_joined(acc[t], s, dot32<8>(u, codes + t * codes_stride + 32 * g), sums[t * groups + g]);
+            } else {
+                Format<KIND>::codes(group, u);
+#pragma GCC unroll 8
+                for (int t = 0; t < T; ++t) acc[t] = Format<KIND>::add(acc[t], s, u, codes + t * codes_stride + 32 * g, sums[t * groups + g]);
+            }
+        }
+        for (int t = 0; t < T; ++t) finish(a, p, first + t, acc[t]);
+    }
+}
+
 template <Kind KIND> void gemm(const MatmulArgs& a) {
+    if (a.num_tokens <= 8) {
+        int t = 0;
+        for (; t + 8 <= a.num_tokens; t += 8) few<KIND, 8>(a, t);
+        for (; t + 4 <= a.num_tokens; t += 4) few<KIND, 4>(a, t);
+        for (; t < a.num_tokens; ++t) few<KIND, 1>(a, t);
+        return;
+    }
     Strip strips[2];
     F8 acc[2 * kTokenBlock];
     for (int first = 0; first < a.num_tokens; first += kTokenBlock) {
@@ -631,7 +668,7 @@ template <KvType TYPE> inline F8 load_kv(const void* base, size_t at) {
     else return f_from_i(i_load_s8(static_cast<const uint8_t*>(base) + at));
 }
 
-// Scores of 8 * NV keys that lie side by side in one block: lanes are keys, dimensions in rising order.
+// Scores of 8 * NV keys that lie side by side in one block: lanes are keys, dimensions in rising order. q [head_dim, G].
 template <KvType TYPE, int G, int NV>
 inline void score_keys(const AttendArgs& a, const float* q, size_t at, size_t scale_at, float* scores) {
     const KvLayer& kv = *a.kv;
@@ -647,7 +684,7 @@ inline void score_keys(const AttendArgs& a, const float* q, size_t at, size_t sc
             F8 key[NV];
             for (int n = 0; n < NV; ++n) key[n] = load_kv<TYPE>(kv.k, at + static_cast<size_t>(d) * kv.block_size + 8 * n);
             for (int g = 0; g < G; ++g) {
-                const F8 query = f_set1(q[g * kv.head_dim + d]);
+                const F8 query = f_set1(q[d * G + g]);
                 for (int n = 0; n < NV; ++n) part[g][n] = f_fma(query, key[n], part[g][n]);
             }
         }
@@ -691,10 +728,12 @@ inline void mix_values(const AttendArgs& a, const float* p, int dim, float* out)
 
 template <KvType K, KvType V, int G> void attend_group(const AttendArgs& a, int first) {
     const KvLayer& kv = *a.kv;
-    const float* q = a.q + static_cast<size_t>(first) * kv.head_dim;
+    alignas(32) float q[kMaxHeadDim * G];  // one dimension of all heads side by side
+    for (int g = 0; g < G; ++g)
+        for (int d = 0; d < kv.head_dim; ++d) q[d * G + g] = a.q[static_cast<size_t>(first + g) * kv.head_dim + d];
     const int keys = a.key_end - a.key_begin;
     alignas(32) float scores[G * kSpan];
-    constexpr int kWide = G <= 3 ? 2 : 1;
+    constexpr int kWide = G <= 3 || kRegisters == 32 ? 2 : 1;
     for (int key = a.key_begin; key < a.key_end;) {
         const size_t head = static_cast<size_t>(a.block_table[key / kv.block_size]) * kv.num_kv_heads + a.kv_head;
         const int offset = key % kv.block_size;

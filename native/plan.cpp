@@ -101,6 +101,7 @@ Plan::Plan(const Kernels* kernels, std::shared_ptr<Pool> pool, const Shape& shap
     : k_(kernels), pool_(std::move(pool)), shape_(shape), int8_(int8_activations) {
     for (int t = 0; t < pool_->threads(); ++t) locals_.push_back(std::make_unique<Local>());
     candidates_.resize(pool_->threads());
+    panels_left_.resize(pool_->threads());
 }
 
 int Plan::add_buffer(int width, bool outputs) {
@@ -148,13 +149,18 @@ void Plan::begin(const BatchView& b, int head_top_k) {
     for (int t = 0; t < b.num_tokens; ++t) require(b.token_ids[t] >= 0 && b.token_ids[t] < embedding_.rows, "batch: token id outside the vocabulary");
     for (int r = 0; r < b.num_outputs; ++r) require(b.output_rows[r] >= 0 && b.output_rows[r] < b.num_tokens, "batch: output row out of range");
     batch_ = b;
-    top_k_ = head_top_k;
+    top_k_ = std::min(head_top_k, embedding_.rows);
+    screened_ = screening_ = false;
+    head_rows_finished_ = 0;
     split_spans_ = b.num_tokens * shape_.num_kv_heads < 4 * pool_->threads();
 
     for (Buffer& buffer : buffers_) buffer.data.reserve(static_cast<size_t>(buffer.outputs ? b.num_outputs : b.num_tokens) * buffer.width + 8);
     size_t widest = 0;
-    for (const Phase& p : phases_)
+    for (const Phase& p : phases_) {
         if (p.kind == PhaseKind::Matmul) widest = std::max<size_t>(widest, p.linears[0].w->w.columns);
+        if (screens(p)) screening_ = true, high_.reserve(17 * static_cast<size_t>(p.linears[0].w->w.panels()) + 64);
+    }
+    if (top_k_ > 0 && screenings_[top_k_].pause > 0) --screenings_[top_k_].pause;
     const size_t tokens = b.num_tokens, padded = (widest + 31) / 32 * 32;
     normed_.reserve(tokens * widest);
     codes_.reserve(tokens * padded);
@@ -190,9 +196,9 @@ void Plan::execute(const Phase& p, int thread) {
     const int threads = pool_->threads(), n = rows(p);
     switch (p.kind) {
         case PhaseKind::Embed: return embed(p, thread);
-        case PhaseKind::Matmul: return matmul(p, thread);
+        case PhaseKind::Matmul: return screening_ && p.outputs ? screen_head(p, thread) : matmul(p, thread);
         case PhaseKind::Attention: return attention(p, thread);
-        case PhaseKind::TopHead: return top_head(p, thread);
+        case PhaseKind::TopHead: return screened_ ? void() : top_head(p, thread);
         case PhaseKind::SelectRows: {
             const Range mine = share(n, thread, threads);
             for (int r = mine.begin; r < mine.end; ++r)
@@ -377,7 +383,7 @@ void Plan::attention(const Phase& p, int thread) {
 
 // The k largest logits of each output row, from the full logits in buffer `in`.
 void Plan::top_head(const Phase& p, int thread) {
-    const int vocab = p.width, k = std::min(top_k_, vocab);
+    const int vocab = p.width, k = top_k_;
     constexpr int kBlock = 64;
     std::vector<float> peaks;
     for (int r = 0; r < batch_.num_outputs; ++r) {
@@ -403,16 +409,21 @@ void Plan::top_head(const Phase& p, int thread) {
         if (thread == 0) {
             std::vector<std::pair<float, int32_t>> all;
             for (const auto& part : candidates_) all.insert(all.end(), part.begin(), part.end());
-            const int kept = std::min<int>(k, static_cast<int>(all.size()));
-            std::partial_sort(all.begin(), all.begin() + kept, all.end(), larger);
-            if (r == 0) {
-                top_ids_.assign(static_cast<size_t>(batch_.num_outputs) * k, -1);
-                top_values_.assign(static_cast<size_t>(batch_.num_outputs) * k, -INFINITY);
-            }
-            for (int i = 0; i < kept; ++i) top_ids_[static_cast<size_t>(r) * k + i] = all[i].second, top_values_[static_cast<size_t>(r) * k + i] = all[i].first;
+            keep_top(r, all);
         }
         pool_->barrier();
     }
+}
+
+// The top_k_ largest of `found` (value, id), which holds them all, become row `row` of the answer.
+void Plan::keep_top(int row, std::vector<std::pair<float, int32_t>>& found) {
+    const size_t k = top_k_, kept = std::min(k, found.size());
+    std::partial_sort(found.begin(), found.begin() + kept, found.end(), larger);
+    if (row == 0) {
+        top_ids_.assign(batch_.num_outputs * k, -1);
+        top_values_.assign(batch_.num_outputs * k, -INFINITY);
+    }
+    for (size_t i = 0; i < kept; ++i) top_ids_[row * k + i] = found[i].second, top_values_[row * k + i] = found[i].first;
 }
 
 }  // namespace cutaway

@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <new>
 #include <string>
@@ -68,7 +69,12 @@ template <class T> class Scratch {
 struct Packed {
     Matrix w{};
     std::shared_ptr<Arena> arena;  // where the panels lie
+    Scratch<float> low_norm;       // S8 output heads: [kHeadParts, rows padded to 8], see head.cpp
 };
+constexpr int kHeadParts = 4;
+
+// Measures the low bits of a packed S8 matrix, which lets a plan find its largest products from the high bits.
+void measure_low_bits(Packed& packed, Pool& pool);
 
 // A table of rows as its file holds it, for the embedding.
 struct Table {
@@ -152,6 +158,9 @@ class Plan {
     void attention(const Phase& phase, int thread);
     void attend_token(const Phase& phase, int token, int seq, int kv_head, Local& local);
     void top_head(const Phase& phase, int thread);
+    bool screens(const Phase& phase) const;
+    void screen_head(const Phase& phase, int thread);
+    void keep_top(int row, std::vector<std::pair<float, int32_t>>& found);
     int rows(const Phase& phase) const { return phase.outputs ? batch_.num_outputs : batch_.num_tokens; }
 
     const Kernels* k_;
@@ -178,8 +187,12 @@ class Plan {
     std::vector<int32_t> top_ids_;
     std::vector<float> top_values_;
     std::vector<std::vector<std::pair<float, int32_t>>> candidates_;
-    std::vector<float> bounds_;
+    std::vector<std::vector<int>> panels_left_;
     int64_t head_rows_finished_ = 0;
+    bool screening_ = false;  // this step tries the exact head
+    bool screened_ = false;   // and it has given the top logits
+    struct Screening { int pause = 0, retry = 4; };
+    std::map<int, Screening> screenings_;  // by k: steps to let pass before trying again
 };
 
 // Packs a matrix from file rows, in parallel. `mapped`: the rows are a read-only file mapping whose pages need not stay

@@ -109,6 +109,7 @@ inline void dot_tile(const uint8_t* const (&u)[P], const int8_t* const (&y)[T], 
     }
 }
 constexpr int kTileTokens = 4;
+constexpr int kRegisters = 32;
 constexpr int kAhead = 0;  // these processors' own prefetchers do better alone
 inline B32 b_prepare8(B32 u) { return u; }
 constexpr int kOffset8 = 128;
@@ -171,6 +172,7 @@ inline void dot_tile(const uint8_t* const (&u)[P], const int8_t* const (&y)[T], 
     }
 }
 constexpr int kTileTokens = 2;
+constexpr int kRegisters = 16;
 constexpr int kAhead = 3072;  // bytes the weight stream is fetched ahead
 inline B32 b_prepare8(B32 u) { return {_mm256_xor_si256(u.v, _mm256_set1_epi8(static_cast<char>(0x80)))}; }
 constexpr int kOffset8 = 0;

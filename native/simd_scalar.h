@@ -115,6 +115,7 @@ inline void dot_tile(const uint8_t* const (&u)[P], const int8_t* const (&y)[T], 
         }
 }
 constexpr int kTileTokens = 2;
+constexpr int kRegisters = 16;
 constexpr int kAhead = 0;
 
 // Codes as unpacked for products of 8-bit weights (weight + 128); `centre` is the offset left in the dot product.

@@ -92,12 +92,27 @@ class NativeProgram:
         if activations not in ("int8", "f32"):
             raise KernelError("unknown activations", found=repr(activations), expected="'int8' or 'f32'")
         config = program.config
-        if config.head_dim % 8:
-            raise KernelError("the kernels need heads of whole vectors", found=f"head_dim {config.head_dim}", expected="a multiple of 8")
+        if config.head_dim % 8 or config.head_dim > 256:
+            raise KernelError(
+                "the kernels need heads of whole vectors",
+                found=f"head_dim {config.head_dim}",
+                expected="a multiple of 8, at most 256",
+            )
         isa = isa or os.environ.get("CUTAWAY_ISA") or isas()[0]
         if isa not in isas():
-            raise KernelError("instruction set is not available", found=repr(isa), expected=" or ".join(isas()), hint="unset CUTAWAY_ISA")
-        self.program, self.activations, self.isa, self.fuse, self.max_context = program, activations, isa, fuse, max_context
+            raise KernelError(
+                "instruction set is not available",
+                found=repr(isa),
+                expected=" or ".join(isas()),
+                hint="unset CUTAWAY_ISA",
+            )
+        self.program, self.activations, self.isa, self.fuse, self.max_context = (
+            program,
+            activations,
+            isa,
+            fuse,
+            max_context,
+        )
         self.threads = threads or usable_cores()
         self._pool = _native.Pool(self.threads)
         self._cos, self._sin = (np.ascontiguousarray(table) for table in rope_tables(config, max_context))
@@ -108,9 +123,14 @@ class NativeProgram:
         self._compiled: dict[frozenset[str], _Compiled] = {}
         self._last: _Compiled | None = None
         matrices = {op.weights[0] for op in program if op.kind == "linear"}
-        self._arena = _native.Arena(sum(_native.packed_bytes(w.format, *w.shape) for w in map(weights.__getitem__, matrices)))
+        self._arena = _native.Arena(
+            sum(_native.packed_bytes(w.format, *w.shape) for w in map(weights.__getitem__, matrices))
+        )
         for op in program:
             self._pack(op)
+        head = program["logits"].weights[0]
+        if activations == "int8" and fuse and weights[head].format == "Q8_0":
+            self._packed[head].measure_low_bits(self._pool)
 
     @property
     def packed_nbytes(self) -> int:
@@ -141,7 +161,9 @@ class NativeProgram:
         """Bytes of activations and scratch memory allocated so far."""
         return sum(compiled.plan.scratch_bytes for compiled in self._compiled.values())
 
-    def run(self, batch: Batch, kv_cache: object, taps: Taps | None = None, *, profile: bool = False) -> np.ndarray | TopLogits:
+    def run(
+        self, batch: Batch, kv_cache: object, taps: Taps | None = None, *, profile: bool = False
+    ) -> np.ndarray | TopLogits:
         """One step: logits float32 [num_outputs, vocab], or the largest of each row when `batch.head_top_k` is set.
 
         Raises KernelError for a batch that does not fit the model, the KV cache or `max_context`.
@@ -215,7 +237,9 @@ class NativeProgram:
             if name not in self._packed:
                 weight = self._weights[name]
                 data = np.ascontiguousarray(weight.data)
-                self._packed[name] = _native.pack(weight.format, data, weight.shape[1], self._pool, _is_mapped(data), self._arena)
+                self._packed[name] = _native.pack(
+                    weight.format, data, weight.shape[1], self._pool, _is_mapped(data), self._arena
+                )
         for name in op.weights[1:] if op.kind == "linear" else op.weights if op.kind != "embed" else ():
             self._vectors[name] = np.ascontiguousarray(self._weights[name].dequantize(), dtype=np.float32).reshape(-1)
 

@@ -30,7 +30,12 @@ def matching(program: Program, patterns: Iterable[str]) -> list[str]:
     for pattern in patterns:
         found = [pattern] if pattern in program else fnmatch.filter(program.names, pattern)
         if not found:
-            raise RequestError("no tensor of this Program matches", found=repr(pattern), hint="cutaway trace lists the names", param="tap")
+            raise RequestError(
+                "no tensor of this Program matches",
+                found=repr(pattern),
+                hint="cutaway trace lists the names",
+                param="tap",
+            )
         chosen.update(found)
     return [name for name in program.names if name in chosen]
 
@@ -96,7 +101,9 @@ class Taps:
                 continue
             result = np.ascontiguousarray(result, dtype=np.float32)
             if result.shape != tensor.shape:
-                raise RequestError(f"patch of {name} has the wrong shape", found=result.shape, expected=tensor.shape, param="patch")
+                raise RequestError(
+                    f"patch of {name} has the wrong shape", found=result.shape, expected=tensor.shape, param="patch"
+                )
             replacement = result
         if name in self._record:
             kept = tensor.copy() if replacement is None else replacement

@@ -1,0 +1,161 @@
+// The exact head: the k largest logits without reading every bit of the output matrix.
+//
+// A Q8_0 head is packed as two planes, weight + 128 = 8 h + l with 0 <= l <= 7. The high plane alone gives
+//     a_i = sum_k d_ik (8 h_ik + 3.5 - 128) y_k
+// and what is missing is e_i = sum_k d_ik (l_ik - 3.5) y_k. By Cauchy and Schwarz, in parts of the row,
+//     |e_i| <= B_i = sum_parts R_ip |y|_p,   R_ip = |d (l - 3.5)| over the part, kept from packing.
+// The k-th largest of a_i - B_i is a floor for the k-th largest logit, so a row with a_i + B_i below it cannot be among
+// the k largest. Only the panels of the other rows are finished, by the same kernel as the full head: same bits.
+// R_ip also covers float32 rounding: a logit is a sum of `groups` rounded terms, each at most |w| |y| over its group.
+// Where too many rows are left, the full head is computed, and the next steps do not try.
+#include <algorithm>
+#include <functional>
+#include <cstring>
+#include <cmath>
+
+#include "plan.h"
+
+namespace cutaway {
+namespace {
+
+constexpr int kBlock = 64;            // rows whose best lower bound stands for them in the search for the floor
+constexpr float kRounding = 1e-5f;    // of |w| |y|: over 28 groups of 2^-24, for both sums, with room
+constexpr float kLargest = 724.1f;    // >= sqrt(32) * 128: |w| of a group in units of d
+
+}  // namespace
+
+void measure_low_bits(Packed& packed, Pool& pool) {
+    const Matrix& w = packed.w;
+    packed.low_norm.reserve(static_cast<size_t>(8) * w.panels() * kHeadParts);
+    const int groups = w.groups();
+    pool.run([&](int thread) {
+        const int begin = static_cast<int>(static_cast<int64_t>(w.panels()) * thread / pool.threads());
+        const int end = static_cast<int>(static_cast<int64_t>(w.panels()) * (thread + 1) / pool.threads());
+        for (int p = begin; p < end; ++p) {
+            float squares[kHeadParts][8] = {}, scales[kHeadParts][8] = {};
+            for (int g = 0; g < groups; ++g) {
+                const int part = g * kHeadParts / groups;
+                const uint8_t* group = w.data + p * w.panel_bytes() + static_cast<size_t>(g) * layout(w.kind).group_bytes;
+                const uint8_t* low = w.low + p * w.low_panel_bytes() + static_cast<size_t>(g) * layout(w.kind).low_bytes;
+                int32_t sum[8] = {};  // of (2 l - 7)^2
+                for (int r = 0; r < 8; ++r) {
+                    uint32_t two[2], one;
+                    std::memcpy(&two[0], low + 4 * r, 4);
+                    std::memcpy(&two[1], low + 32 + 4 * r, 4);
+                    std::memcpy(&one, low + 64 + 4 * r, 4);
+                    // (2 l - 7)^2 = 49 - 4 l (7 - l): 49 25 9 1 1 9 25 49. With b2 b1 b0 the bits of l, it is 1, 9, 25 or
+                    // 49 by how many steps (b1 b0) lies from the middle on the side b2 says: m = (b1 b0) ^ (b2 ? 0 : 3).
+                    for (int v = 0; v < 2; ++v) {
+                        uint32_t flip = 0;  // 3 in every two-bit field whose bit 2 is clear
+                        for (int f = 0; f < 4; ++f) flip |= ((~(one >> (4 * v + f))) & 0x01010101u) * 3u << (2 * f);
+                        const uint32_t m = two[v] ^ flip;
+                        const int low_set = __builtin_popcount(m & 0x55555555u), high_set = __builtin_popcount(m & 0xaaaaaaaau);
+                        const int both = __builtin_popcount(m & (m >> 1) & 0x55555555u);
+                        sum[r] += 16 + 8 * low_set + 24 * high_set + 16 * both;  // 1, 9, 25, 49
+                    }
+                }
+                for (int r = 0; r < 8; ++r) {
+                    uint16_t half;
+                    std::memcpy(&half, group + 2 * r, 2);
+                    const int exponent = (half >> 10) & 31;
+                    const float d = std::ldexp(static_cast<float>((half & 1023) | (exponent ? 1024 : 0)), (exponent ? exponent : 1) - 25);
+                    squares[part][r] += d * d * 0.25f * static_cast<float>(sum[r]);
+                    scales[part][r] += d;
+                }
+            }
+            for (int part = 0; part < kHeadParts; ++part)
+                for (int r = 0; r < 8; ++r)
+                    packed.low_norm.get()[static_cast<size_t>(part) * 8 * w.panels() + 8 * p + r] =
+                        1.00001f * (std::sqrt(squares[part][r]) + kRounding * kLargest * scales[part][r]);
+        }
+    });
+}
+
+bool Plan::screens(const Phase& p) const {
+    if (p.kind != PhaseKind::Matmul || !p.outputs || p.linears.size() != 1) return false;
+    const Packed& head = *p.linears[0].w;
+    const auto known = screenings_.find(top_k_);
+    if (known != screenings_.end() && known->second.pause > 0) return false;
+    return int8_ && top_k_ > 0 && batch_.num_outputs == 1 && head.low_norm.bytes() && !p.linears[0].bias && head.w.panels() > 8 * top_k_ + 64;
+}
+
+void Plan::screen_head(const Phase& p, int thread) {
+    const Packed& head = *p.linears[0].w;
+    const Matrix& w = head.w;
+    const int threads = pool_->threads(), rows = w.rows, padded = 8 * w.panels();
+    const Input in = prepare(p, thread, 1, w.columns, true);
+
+    float norm[kHeadParts];
+    {
+        double squares[kHeadParts] = {};
+        for (int g = 0; g < w.groups(); ++g) {
+            int32_t sum = 0;
+            for (int k = 0; k < 32; ++k) sum += in.codes[32 * g + k] * in.codes[32 * g + k];
+            squares[g * kHeadParts / w.groups()] += static_cast<double>(in.sums[g].scale) * in.sums[g].scale * sum;
+        }
+        for (int i = 0; i < kHeadParts; ++i) norm[i] = static_cast<float>(std::sqrt(squares[i]) * 1.00001);
+    }
+    const int blocks = (padded + kBlock - 1) / kBlock;
+    const int first = static_cast<int>(static_cast<int64_t>(blocks) * thread / threads), last = static_cast<int>(static_cast<int64_t>(blocks) * (thread + 1) / threads);
+    const int begin = first * kBlock, end = std::min(last * kBlock, padded);
+    float* a = high_.get();
+    float* upper = a + padded;
+    float* peaks = upper + padded;
+    k_->matmul_high(w, begin / 8, end / 8, in.codes, in.sums, a);
+    for (int i = begin; i < end; ++i) {
+        float bound = 0.0f;
+        for (int part = 0; part < kHeadParts; ++part) bound += head.low_norm.get()[static_cast<size_t>(part) * padded + i] * norm[part];
+        upper[i] = a[i] + bound;
+        a[i] -= bound;
+    }
+    for (int b = first; b < last; ++b) peaks[b] = k_->max_value(a + b * kBlock, std::min(kBlock, std::min(rows, padded) - b * kBlock));
+    pool_->barrier();
+
+    std::vector<float> sorted(peaks, peaks + blocks);
+    std::nth_element(sorted.begin(), sorted.begin() + (top_k_ - 1), sorted.end(), std::greater<float>());
+    const float floor = sorted[top_k_ - 1];
+    auto& mine = panels_left_[thread];
+    mine.clear();
+    for (int q = begin / 8; q < end / 8; ++q) {
+        bool any = false;
+        for (int r = 0; r < 8; ++r) any |= !(upper[8 * q + r] < floor);
+        if (any) mine.push_back(q);
+    }
+    pool_->barrier();
+
+    size_t left = 0;
+    for (const auto& part : panels_left_) left += part.size();
+    const bool full = left > static_cast<size_t>(w.panels()) / 4;
+    MatmulArgs args{&w, 0, 0, 1, in.x, in.codes, in.sums, nullptr, nullptr, buffer(p.linears[0].out)};
+    if (full) {
+        args.panel_begin = begin / 8;
+        args.panel_end = end / 8;
+        k_->matmul(args);
+    } else {
+        size_t i = 0;
+        for (const auto& part : panels_left_)
+            for (const int q : part)
+                if (static_cast<int>(i++ % threads) == thread) {
+                    args.panel_begin = q;
+                    args.panel_end = q + 1;
+                    k_->matmul(args);
+                }
+    }
+    pool_->barrier();
+    if (thread == 0) {
+        head_rows_finished_ = full ? rows : static_cast<int64_t>(8 * left);
+        screened_ = !full;
+        Screening& state = screenings_[top_k_];
+        if (full) state.retry = std::min(64, 2 * state.retry), state.pause = state.retry;
+        else state.retry = 4;
+        if (screened_) {
+            std::vector<std::pair<float, int32_t>> all;
+            for (const auto& part : panels_left_)
+                for (const int q : part)
+                    for (int r = 8 * q; r < std::min(8 * q + 8, rows); ++r) all.emplace_back(args.out[r], r);
+            keep_top(0, all);
+        }
+    }
+}
+
+}  // namespace cutaway

@@ -220,6 +220,23 @@ def test_the_real_models(kind, real_case):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", INTERPRETERS)
+def test_hello_through_the_real_model(kind):
+    """One token: the embedding, 24 layers of its shape, one row of logits, as the taps see them."""
+    checkpoint = load(catalogue_path("qwen2.5-coder-0.5b"))
+    program, ids = decoder(checkpoint.config), Tokenizer(checkpoint.vocabulary).encode("hello")
+    assert len(ids) == 1
+    taps = Taps(program, record=["embed", "layers.*.residual", "logits"])
+    Stage(make(kind, program, checkpoint.weights), checkpoint.config, "f32").logits(ids, taps=taps)
+    shapes = {name: taps.recording[name].shape for name in taps.recording.names}
+    assert list(shapes) == ["embed", *(f"layers.{i}.residual" for i in range(24)), "logits"]
+    assert shapes.pop("logits") == (1, 151936)
+    assert set(shapes.values()) == {(1, 896)}
+    embedding = checkpoint.weights["embed.weight"].dequantize()[ids]
+    assert np.array_equal(taps.recording["embed"], embedding)
+
+
+@pytest.mark.slow
 def test_the_yardstick_of_the_real_models(real_case):
     case = real_case
     stage = Stage(ReferenceProgram(case.program, case.weights, dtype=np.float64), case.program.config, "f64")

@@ -7,6 +7,7 @@ transformers' own float32 is off.
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from cutaway.experiments.distributions import log_softmax
 from cutaway.experiments.lens import residual_states
 from cutaway.experiments.tensors import from_hugging_face, load_tensors
 from cutaway.experiments.trace import trace
+from cutaway.llm import LLM
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -75,7 +77,7 @@ def look(model: Any, ids: list[int]) -> Seen:
 
 @dataclass
 class Case:
-    llm: FakeLLM
+    llm: FakeLLM | LLM
     ids: list[int]
     narrow_model: Any
     narrow: Seen
@@ -84,32 +86,48 @@ class Case:
 
 @functools.cache
 def case(variant: str) -> Case:
-    llm = FakeLLM(VARIANTS[variant])
+    llm = FakeLLM(VARIANTS[variant]) if variant in VARIANTS else real(variant)
     ids = [int(i) for i in np.random.default_rng(3).integers(0, llm.config.vocab, 40)]
     narrow, wide = (oracle.build(llm.program, llm.checkpoint.weights, d) for d in (torch.float32, torch.float64))
     return Case(llm, ids, narrow, look(narrow, ids), look(wide, ids))
 
 
-@pytest.fixture(params=NAMES)
+def real(name: str) -> LLM:
+    """A catalogue model in the native interpreter, without any rounding of activations, keys and values."""
+    pytest.importorskip("cutaway.forward.native", exc_type=ImportError)
+    home = Path(os.environ.get("CUTAWAY_HOME", Path.home() / ".cache" / "cutaway"))
+    if not (home / "models" / f"{name}.gguf").is_file():
+        pytest.skip(f"{name} is not here: cutaway pull {name}")
+    return LLM(name, activations="f32", kv_type="f32", max_context=256, threads=2)
+
+
+@pytest.fixture(params=[*NAMES, pytest.param("smollm2-135m", marks=pytest.mark.slow)])
 def seen(request: pytest.FixtureRequest) -> Case:
     return case(request.param)
 
 
-def close(ours: np.ndarray, narrow: np.ndarray, wide: np.ndarray) -> None:
-    assert ours.shape == narrow.shape == wide.shape
-    rounding = HIDDEN_ROUNDINGS * EPS32 * float(np.abs(wide).max())
-    allowed = FLOAT32_TIMES_TRANSFORMERS * float(np.abs(narrow - wide).max()) + rounding
-    assert float(np.abs(ours - wide).max()) <= allowed
+def allowed(narrow: np.ndarray, wide: np.ndarray, largest: float = 0.0) -> float:
+    """What a float32 computation may be off; `largest` is a value that was rounded on the way and stays in the sum."""
+    rounding = HIDDEN_ROUNDINGS * EPS32 * max(largest, float(np.abs(wide).max()))
+    return FLOAT32_TIMES_TRANSFORMERS * float(np.abs(narrow - wide).max()) + rounding
+
+
+def off(ours: np.ndarray, wide: np.ndarray) -> float:
+    assert ours.shape == wide.shape
+    return float(np.abs(ours - wide).max())
 
 
 def test_residual_stream(seen: Case) -> None:
     found = trace(seen.llm, seen.ids, ["embed", "*residual"], lens_positions=None)
     states = residual_states(seen.llm.program)
     assert sorted(seen.wide.states) == sorted(states)
+    largest = 0.0
     for at, name in enumerate(states):
-        close(found.tensors[name], seen.narrow.states[name], seen.wide.states[name])
-        lengths = [np.linalg.norm(side.states[name], axis=1) for side in (seen.narrow, seen.wide)]
-        close(found.residual.norms[at], *lengths)
+        narrow, wide = seen.narrow.states[name], seen.wide.states[name]
+        largest = max(largest, float(np.abs(wide).max()))
+        assert off(found.tensors[name], wide) <= allowed(narrow, wide, largest)
+        lengths = [np.linalg.norm(side.astype(np.float64), axis=1) for side in (narrow, wide)]
+        assert off(found.residual.norms[at], lengths[1]) <= allowed(*lengths, largest)
 
 
 def test_hidden_states_are_layers_plus_one_and_the_last_is_normed(seen: Case, tmp_path: Path) -> None:
@@ -121,10 +139,12 @@ def test_hidden_states_are_layers_plus_one_and_the_last_is_normed(seen: Case, tm
     assert left_over == ()
     ours = record(seen.llm, seen.ids)
     found = diff(seen.llm.program, theirs, ours, tolerance=1e-5)
-    assert [tap.name for tap in found.taps] == ["embed", "layers.0.residual", "final_norm", "logits"]
+    between = [f"layers.{i}.residual" for i in range(layers - 1)]
+    assert [tap.name for tap in found.taps] == ["embed", *between, "final_norm", "logits"]
     assert found.first is None
     # Taking the last hidden state for the last layer's residual is the classic mistake: it is far off.
-    wrong = diff(seen.llm.program, {"layers.1.residual": seen.wide.hidden_states[-1]}, ours, tolerance=1e-1)
+    last = {f"layers.{layers - 1}.residual": seen.wide.hidden_states[-1]}
+    wrong = diff(seen.llm.program, last, ours, tolerance=1e-1)
     assert wrong.first is not None
 
 
@@ -136,13 +156,10 @@ def test_lens(seen: Case) -> None:
     assert found.answers.tolist() == answers.tolist()
     for at, name in enumerate(found.states):
         narrow, wide = (side.lens[name][positions] for side in (seen.narrow, seen.wide))
-        close(
-            found.answer_logprob[at],
-            *(np.take_along_axis(rows, answers[:, None], axis=1)[:, 0] for rows in (narrow, wide)),
-        )
-        best = np.argsort(-wide, axis=1)[:, :3]
-        assert found.ids[at].tolist() == best.tolist()
-        close(found.logprobs[at], *(np.take_along_axis(rows, best, axis=1) for rows in (narrow, wide)))
+        limit = allowed(narrow, wide)  # over the whole vocabulary
+        assert off(found.answer_logprob[at], np.take_along_axis(wide, answers[:, None], axis=1)[:, 0]) <= limit
+        assert off(found.logprobs[at], np.take_along_axis(wide, found.ids[at], axis=1)) <= limit
+        assert off(found.logprobs[at], -np.sort(-wide, axis=1)[:, :3]) <= limit
     # The last state, read through the lens, is the model.
     np.testing.assert_allclose(found.answer_logprob[-1], log_softmax(seen.wide.logits)[positions, answers], atol=1e-5)
 
@@ -154,7 +171,8 @@ def test_attention(seen: Case) -> None:
     assert [m.layer for m in found] == list(range(config.num_layers))
     for layer, ours in enumerate(found):
         assert ours.weights.shape == (config.num_heads, 40, 40)
-        close(ours.weights, seen.narrow.attentions[layer], seen.wide.attentions[layer])
+        narrow, wide = seen.narrow.attentions[layer], seen.wide.attentions[layer]
+        assert off(ours.weights, wide) <= allowed(narrow, wide)
 
 
 @pytest.mark.parametrize("tap", ["layers.0.mlp.down", "layers.1.attn.v", "layers.0.residual", "embed"])

@@ -132,6 +132,16 @@ def test_times_are_shown_where_they_were_taken(llm: FakeLLM) -> None:
     assert by_name["embed"][4:] == [None, None]
 
 
+def test_a_fused_groups_time_belongs_to_its_heaviest_operation(llm: FakeLLM) -> None:
+    profile = [(["layers.0.mlp.down", "layers.0.residual"], 3000), (["layers.0.attn_norm", "layers.0.attn.q"], 1000)]
+    rows = operation_table(llm.program, llm.checkpoint.weights, positions=[0], num_outputs=1, profile=profile)
+    plot = trace_view.share_plot(rows)
+    shares = dict(zip(plot.categories, plot.series[2].y, strict=True))
+    assert (shares["MLP matrices"], shares["attention matrices"]) == (0.75, 0.25)
+    for series in plot.series:
+        assert sum(y for y in series.y if y) == pytest.approx(1)
+
+
 def test_trace_of_one_token(llm: FakeLLM) -> None:
     document = trace_view.trace(trace(llm, "H"))
     assert [series.name for series in blocks(document, LinePlot)[0].series] == ["last token"]

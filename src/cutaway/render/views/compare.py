@@ -20,6 +20,7 @@ from cutaway.render.document import (
     Table,
     Text,
 )
+from cutaway.render.plain import visible
 from cutaway.render.words import chosen
 
 __all__ = ["compare", "divergence_table"]
@@ -154,10 +155,10 @@ def _tokens(run: Forced, result: Comparison, say: Say) -> Table:
         columns.append(Column(say("the other would say", "另一方会说"), wrap=True))
     rows: list[list[Cell]] = []
     for at, text in enumerate(run.texts):
-        row: list[Cell] = [at + 1, text]
+        row: list[Cell] = [at + 1, visible(text)]
         row += [float(np.exp(side.logprob[at])) for _, side in sides]
         if both and other is not None and run.kl_ab is not None:
             row.append(float(run.kl_ab[at]))
-            row.append(other.best_texts[at] if other.rank[at] != 1 else say("the same", "相同"))
+            row.append(visible(other.best_texts[at]) if other.rank[at] != 1 else say("the same", "相同"))
         rows.append(row)
     return Table(columns, rows)

@@ -19,6 +19,7 @@ from cutaway.render.document import (
     Tokens,
 )
 from cutaway.render.numbers import number
+from cutaway.render.plain import visible
 from cutaway.render.words import chosen
 
 __all__ = ["perplexity", "score"]
@@ -69,7 +70,14 @@ def score(result: Score, language: Language = "en") -> Document:
             Column(say("its probability", "首选的概率"), format="percent"),
         ]
         rows = [
-            [t.text, math.exp(t.logprob or 0.0), t.rank, t.best_text, math.exp(t.best_logprob or 0.0)] for t in worst
+            [
+                visible(t.text),
+                math.exp(t.logprob or 0.0),
+                t.rank,
+                visible(t.best_text or ""),
+                math.exp(t.best_logprob or 0.0),
+            ]
+            for t in worst
         ]
         blocks.append(Table(columns, rows, say("The most surprising tokens", "最出乎意料的 token")))
     else:

@@ -30,6 +30,7 @@ from cutaway.render.document import (
     Tokens,
 )
 from cutaway.render.numbers import number
+from cutaway.render.plain import visible
 from cutaway.render.words import chosen
 
 __all__ = ["attention_maps", "cost_table", "lens_blocks", "next_tokens", "prompt_tokens", "residual_plot", "trace"]
@@ -71,7 +72,7 @@ def prompt_tokens(result: Trace, language: Language = "en") -> Tokens:
 
 def next_tokens(result: Trace, language: Language = "en") -> Table:
     say = chosen(language)
-    rows: list[list[Cell]] = [[c.text, c.id, float(np.exp(c.logprob)), c.logprob] for c in result.next_tokens]
+    rows: list[list[Cell]] = [[visible(c.text), c.id, float(np.exp(c.logprob)), c.logprob] for c in result.next_tokens]
     columns = [
         Column(say("token", "token"), wrap=True),
         Column(say("id", "编号"), format="id"),
@@ -175,22 +176,28 @@ def _part(row: OperationRow, say: Say) -> str:
 def share_plot(rows: Sequence[OperationRow], language: Language = "en") -> BarPlot:
     """Where the bytes, the work and the time of the pass go."""
     say = chosen(language)
-    parts: dict[str, list[OperationRow]] = {}
-    for row in rows:
-        parts.setdefault(_part(row, say), []).append(row)
+    by_name = {row.name: row for row in rows}
+    parts = list(dict.fromkeys(_part(row, say) for row in rows))
 
-    def share(of: Callable[[OperationRow], int]) -> list[float]:
-        total = sum(map(of, rows))
-        return [sum(map(of, part)) / total if total else 0.0 for part in parts.values()]
+    def share(amounts: Iterable[tuple[OperationRow, int]]) -> list[float]:
+        sums = dict.fromkeys(parts, 0)
+        for row, amount in amounts:
+            sums[_part(row, say)] += amount
+        total = sum(sums.values())
+        return [amount / total if total else 0.0 for amount in sums.values()]
+
+    def heaviest(row: OperationRow) -> OperationRow:
+        """Of operations timed together, the one that does the work."""
+        return max((by_name[name] for name in row.fused), key=lambda one: one.flops, default=row)
 
     series = [
-        Series(say("bytes", "字节"), share(lambda row: row.weight_bytes + row.kv_bytes)),
-        Series(say("work", "运算量"), share(lambda row: row.flops)),
+        Series(say("bytes", "字节"), share((row, row.weight_bytes + row.kv_bytes) for row in rows)),
+        Series(say("work", "运算量"), share((row, row.flops) for row in rows)),
     ]
     if any(row.time_ns for row in rows):
-        series.append(Series(say("time", "时间"), share(lambda row: row.time_ns or 0)))
+        series.append(Series(say("time", "时间"), share((heaviest(row), row.time_ns or 0) for row in rows)))
     title = say("Where it goes", "去向")
-    return BarPlot(title, say("share of the pass", "占整次计算的比例"), list(parts), series, format="percent")
+    return BarPlot(title, say("share of the pass", "占整次计算的比例"), parts, series, format="percent")
 
 
 # -- the residual stream and the lens ------------------------------------------------------------------------------
@@ -254,7 +261,9 @@ def lens_blocks(result: Trace, language: Language = "en") -> list[Block]:
     for at, state in enumerate(found.states):
         top = int(found.ids[at, last, 0])
         probability, own = float(np.exp(found.logprobs[at, last, 0])), float(np.exp(found.answer_logprob[at, last]))
-        rows.append([_state(state, say), result.lens_texts[top], probability, own, int(found.answer_rank[at, last])])
+        rows.append(
+            [_state(state, say), visible(result.lens_texts[top]), probability, own, int(found.answer_rank[at, last])]
+        )
     columns = [
         Column(say("after layer", "经过")),
         Column(say("top token", "首位 token"), wrap=True),

@@ -50,6 +50,22 @@ std::shared_ptr<Packed> pack(const std::string& format, Mat<uint8_t> data, int c
     return pack_matrix(format, p, rows, columns, mapped, pool, std::move(arena));
 }
 
+// All matrices of a model in one call, so that whoever else holds the GIL meanwhile is not in the way.
+std::vector<std::shared_ptr<Packed>> pack_all(const std::vector<std::string>& formats, const std::vector<nb::object>& data, const std::vector<int>& columns, const std::vector<bool>& mapped, int head, Pool& pool, std::shared_ptr<Arena> arena) {
+    std::vector<Mat<uint8_t>> arrays;
+    for (size_t i = 0; i < data.size(); ++i) {
+        arrays.push_back(nb::cast<Mat<uint8_t>>(data[i]));
+        require(row_bytes(formats[i], columns[i]) == arrays[i].shape(1), "packed rows: found " + std::to_string(arrays[i].shape(1)) + " bytes a row, expected " + std::to_string(row_bytes(formats[i], columns[i])));
+    }
+    std::vector<std::shared_ptr<Packed>> packed(arrays.size());
+    {
+        nb::gil_scoped_release release;
+        for (size_t i = 0; i < arrays.size(); ++i) packed[i] = pack_matrix(formats[i], arrays[i].data(), static_cast<int>(arrays[i].shape(0)), columns[i], mapped[i], pool, arena);
+        if (head >= 0 && packed[head]->w.kind == Kind::S8) measure_low_bits(*packed[head], pool);
+    }
+    return packed;
+}
+
 std::shared_ptr<std::vector<float>> vector_of(Vec<float> v) { return std::make_shared<std::vector<float>>(v.data(), v.data() + v.shape(0)); }
 
 KvType kv_type(const std::string& name) {
@@ -125,12 +141,10 @@ NB_MODULE(_native, m) {
 
     nb::class_<Packed>(m, "Packed")
         .def_prop_ro("nbytes", [](const Packed& p) { return p.w.bytes(); })
-        .def("measure_low_bits", [](Packed& p, Pool& pool) {
-            require(p.w.kind == Kind::S8, "measure_low_bits: not a Q8_0 matrix");
-            measure_low_bits(p, pool);
-        }, "pool"_a, nb::call_guard<nb::gil_scoped_release>(), "Lets plans find the largest products of this matrix from its high bits.")
         .def_prop_ro("shape", [](const Packed& p) { return nb::make_tuple(p.w.rows, p.w.columns); });
     m.def("pack", &pack, "format"_a, "data"_a, "columns"_a, "pool"_a, "mapped"_a = false, "arena"_a.none() = nb::none(), "File rows, uint8 [rows, row_bytes] -> panels.");
+    m.def("pack_all", &pack_all, "formats"_a, "data"_a, "columns"_a, "mapped"_a, "head"_a, "pool"_a, "arena"_a,
+          "Many matrices into one arena. `head`: index of the output head, whose low bits are measured for screening, or -1.");
     m.def("unpack", [](const Packed& p, const std::string& isa) {
         const Kernels* k = pick(isa);
         const size_t columns = p.w.columns, rows = p.w.rows;

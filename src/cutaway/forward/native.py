@@ -122,15 +122,7 @@ class NativeProgram:
         self._embedding = weights["embed.weight"]
         self._compiled: dict[frozenset[str], _Compiled] = {}
         self._last: _Compiled | None = None
-        matrices = {op.weights[0] for op in program if op.kind == "linear"}
-        self._arena = _native.Arena(
-            sum(_native.packed_bytes(w.format, *w.shape) for w in map(weights.__getitem__, matrices))
-        )
-        for op in program:
-            self._pack(op)
-        head = program["logits"].weights[0]
-        if activations == "int8" and fuse and weights[head].format == "Q8_0":
-            self._packed[head].measure_low_bits(self._pool)
+        self._pack()
 
     @property
     def packed_nbytes(self) -> int:
@@ -231,17 +223,27 @@ class NativeProgram:
 
     # -- compiling ---------------------------------------------------------------------------------------------------
 
-    def _pack(self, op: Op) -> None:
-        if op.kind == "linear":
-            name = op.weights[0]
-            if name not in self._packed:
-                weight = self._weights[name]
-                data = np.ascontiguousarray(weight.data)
-                self._packed[name] = _native.pack(
-                    weight.format, data, weight.shape[1], self._pool, _is_mapped(data), self._arena
-                )
-        for name in op.weights[1:] if op.kind == "linear" else op.weights if op.kind != "embed" else ():
-            self._vectors[name] = np.ascontiguousarray(self._weights[name].dequantize(), dtype=np.float32).reshape(-1)
+    def _pack(self) -> None:
+        """Weight matrices into panels, all in one native call; biases and norms to float32."""
+        names = list(dict.fromkeys(op.weights[0] for op in self.program if op.kind == "linear"))
+        matrices = [self._weights[name] for name in names]
+        data = [np.ascontiguousarray(weight.data) for weight in matrices]
+        screened = self.activations == "int8" and self.fuse
+        arena = _native.Arena(sum(_native.packed_bytes(weight.format, *weight.shape) for weight in matrices))
+        packed = _native.pack_all(
+            [weight.format for weight in matrices],
+            data,
+            [weight.shape[1] for weight in matrices],
+            [_is_mapped(array) for array in data],
+            names.index(self.program["logits"].weights[0]) if screened else -1,
+            self._pool,
+            arena,
+        )
+        self._packed = dict(zip(names, packed, strict=True))
+        for op in self.program:
+            vectors = op.weights[1:] if op.kind == "linear" else () if op.kind == "embed" else op.weights
+            for name in vectors:
+                self._vectors[name] = np.ascontiguousarray(self._weights[name].dequantize(), np.float32).reshape(-1)
 
     def _compile(self, tapped: frozenset[str]) -> _Compiled:
         if tapped not in self._compiled:
@@ -254,6 +256,8 @@ def _is_mapped(data: np.ndarray) -> bool:
     base: object = data
     while isinstance(base, np.ndarray):
         base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
     return isinstance(base, mmap.mmap) and not data.flags.writeable
 
 
@@ -404,12 +408,12 @@ class _Compiler:
 
     def _emit_attention(self, group: list[Op]) -> list[tuple[str, int]]:
         op = group[-1]
-        norms = [self.native._vectors[o.weights[0]] for o in group if o.kind == "head_norm"] or [None, None]
+        norms = [self.native._vectors[o.weights[0]] for o in group if o.kind == "head_norm"]
         names = list(op.inputs)
         for before in reversed(group[:-1]):  # back to the tensors the fused phase starts from
             names = [before.inputs[0] if name == before.name else name for name in names]
         q, k, v = (self.buffers[name] for name in names)
         out = self._take(op)
         assert op.layer is not None
-        self.plan.attention(op.layer, q, k, v, out, len(group) > 1, *norms)
+        self.plan.attention(op.layer, q, k, v, out, len(group) > 1, *(norms or (None, None)))
         return [(op.name, out)]

@@ -10,7 +10,7 @@ import pytest
 from glass_documents import HOSTILE, TOKENS, everything
 
 from cutaway.render import render
-from cutaway.render.document import Document, HeatMap, LinePlot, Series, Text, Token, Tokens
+from cutaway.render.document import Document, HeatMap, LinePlot, Series, Table, Text, Token, Tokens
 
 VOID = {"meta", "br", "input", "link", "img", "hr"}
 
@@ -76,7 +76,7 @@ def test_whitespace_and_control_characters_have_a_sign() -> None:
         (" ", "·"),
         ("\n", "⏎"),
         ("\t", "→"),
-        ("\u202e", "202e"),
+        ("\u202e", "\\u{202e}"),
         ("\x1b", "␛"),
     ]
 
@@ -138,3 +138,9 @@ def test_a_heat_map_can_hide_its_first_column_without_a_script() -> None:
 def test_a_chinese_page_says_so() -> None:
     page = Page(render(Document("标题", [Text("正文")], language="zh"), "html"))
     assert page.all("html")[0]["lang"] == "zh-CN"
+
+
+def test_whitespace_in_a_cell_can_be_seen_and_sentences_are_left_alone() -> None:
+    page = Page(render(Document("t", [Table(["token"], [[" the"], ["\n\n"], ["a plain sentence"]])]), "html"))
+    assert [cell["text"] for cell in page.all("td")] == [" the", "\n\n", "a plain sentence"]
+    assert [e["data-sign"] for e in page.all("i")] == ["·", "⏎", "⏎"]

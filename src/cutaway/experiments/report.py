@@ -129,7 +129,6 @@ def report(
         s.context,
         llm.k_type,
         llm.v_type,
-        getattr(llm.interpreter, "scratch_nbytes", None),
         model=llm.name,
     )
     benched = kv_bench.bench(
@@ -144,7 +143,11 @@ def report(
     params = SamplingParams(
         temperature=s.sampled, top_k=s.top_k, top_p=s.top_p, seed=s.seed, max_tokens=min(s.tokens, 24)
     )
-    sampled = sampler.sample(llm, asked, params)
+    origins = {
+        name: sampler.Origin(getattr(params, name), "report" if getattr(params, name) != default else "default")
+        for name, default in sampler.shown_settings(SamplingParams()).items()
+    }
+    sampled = sampler.sample(llm, asked, params, settings=origins)
     warm = SamplingParams(seed=s.seed, max_tokens=s.tokens)
     temperatures = sampler.temperatures(llm, asked, s.temperatures, warm, s.continuations)
     dialects = sampler.dialects(llm, asked, SamplingParams(temperature=1.5, top_p=0.9, min_p=0.05))

@@ -36,6 +36,7 @@ __all__ = [
     "Temperatures",
     "dialects",
     "sample",
+    "shown_settings",
     "temperatures",
 ]
 
@@ -166,7 +167,7 @@ def sample(
     return Sampled(
         model=llm.name,
         prompt=prompt_text(llm, prompt),
-        settings=settings or {name: Origin(value, "request") for name, value in _shown(params).items()},
+        settings=settings or {name: Origin(value, "request") for name, value in shown_settings(params).items()},
         chain=tuple(name for name, _ in params.chain),
         seed=drawn.seed,
         text=drawn.text,
@@ -180,7 +181,8 @@ def sample(
     )
 
 
-def _shown(params: SamplingParams) -> dict[str, Any]:
+def shown_settings(params: SamplingParams) -> dict[str, Any]:
+    """The settings that decide which token is drawn, by name."""
     names = (
         "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty logit_bias seed dialect"
     )
@@ -357,7 +359,7 @@ def dialects(
     return Dialects(
         model=llm.name,
         prompt=prompt_text(llm, prompt),
-        settings=_shown(params),
+        settings=shown_settings(params),
         tokens=tuple(token_texts(llm, shown)),
         probabilities={name: tuple(_probability_of(stage, i) for i in shown) for name, stage in last.items()},
         rows=tuple(rows),

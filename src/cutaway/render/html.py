@@ -24,6 +24,7 @@ from cutaway.render.document import (
 from cutaway.render.json import script_json
 from cutaway.render.numbers import Axis, column_of, is_number, number, span
 from cutaway.render.palette import ink_on, value_colour
+from cutaway.render.plain import signs
 from cutaway.render.style import STYLE
 from cutaway.render.svg import bar_plot, escape, heat_map, line_plot
 
@@ -34,8 +35,6 @@ _WORDS = {
     "en": {"hide": "hide the first column", "contents": "Contents", "low": "from", "high": "to"},
     "zh": {"hide": "隐藏第一列", "contents": "目录", "low": "从", "high": "到"},
 }
-# Characters that would be invisible or would move their neighbours: shown by CSS from `data-sign`.
-_SIGNS = {" ": "·", "\n": "⏎", "\t": "→", "\r": "␍", "\u00a0": "⍽", "\u3000": "□", "\u2028": "⏎", "\u2029": "⏎"}
 
 
 def _figure(title: str, body: str, note: str, css: str) -> str:
@@ -48,6 +47,14 @@ def _scroll(body: str, label: str) -> str:
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">{body}</div>'
 
 
+def _seen(text: str, every_space: bool = False) -> str:
+    """A text's own characters, those that cannot be seen wrapped so that the style sheet draws a sign for them."""
+    return "".join(
+        escape(c) if sign is None else f'<i data-sign="{escape(sign)}">{escape(c)}</i>'
+        for c, sign in signs(text, every_space)
+    )
+
+
 def _table(table: Table) -> str:
     columns = [column_of(c) for c in table.columns]
     css = []
@@ -58,7 +65,7 @@ def _table(table: Table) -> str:
     rows = []
     for index, row in enumerate(table.rows):
         cells = "".join(
-            f"<td{c}>{escape(number(value, col.format))}</td>" for value, c, col in zip(row, css, columns, strict=True)
+            f"<td{c}>{_seen(number(value, col.format))}</td>" for value, c, col in zip(row, css, columns, strict=True)
         )
         rows.append(f'<tr class="strong">{cells}</tr>' if index in table.strong else f"<tr>{cells}</tr>")
     body = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
@@ -84,20 +91,6 @@ def _heat_map(plot: HeatMap, index: int, words: dict[str, str]) -> str:
     return _figure(plot.title, toggle, plot.note, "plot heat")
 
 
-def _token_text(text: str) -> str:
-    """The token's characters, those that cannot be seen wrapped so that the style sheet draws a sign for them."""
-    parts = []
-    for c in text:
-        if c in _SIGNS:
-            parts.append(f'<i data-sign="{_SIGNS[c]}">{escape(c)}</i>')
-        elif c < " " or c in "\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff":
-            sign = chr(0x2400 + ord(c)) if c < " " else f"{ord(c):04x}"
-            parts.append(f'<i data-sign="{sign}">{escape(c)}</i>')
-        else:
-            parts.append(escape(c))
-    return "".join(parts)
-
-
 def _tokens(block: Tokens, words: dict[str, str]) -> str:
     valued = [t.value for t in block.tokens if t.value is not None]
     low, high = span(valued)
@@ -112,7 +105,7 @@ def _tokens(block: Tokens, words: dict[str, str]) -> str:
         tip = token.tooltip or (number(token.value, block.format) if token.value is not None else "")
         title = f' title="{escape(tip)}"' if tip else ""
         spans.append(
-            f'<span class="token" data-token="{escape(token.text)}"{title}{style}>{_token_text(token.text)}</span>'
+            f'<span class="token" data-token="{escape(token.text)}"{title}{style}>{_seen(token.text, True)}</span>'
         )
     scale = ""
     if valued:

@@ -78,8 +78,8 @@ svg text.mark{{fill:var(--ink);font-style:italic;paint-order:stroke;stroke:var(-
 .tokens{{font:14px/2.05 {_MONO};white-space:pre-wrap;overflow-wrap:anywhere}}
 .token{{unicode-bidi:isolate;padding:3px 1px;border-radius:3px;margin-right:2px;box-shadow:inset 0 -1px 0 var(--line);
 -webkit-box-decoration-break:clone;box-decoration-break:clone}}
-.token i{{font-style:normal;position:relative;font-size:0}}
-.token i::before{{content:attr(data-sign);font-size:13px;opacity:.6}}
+i[data-sign]{{font-style:normal;font-size:0}}
+i[data-sign]::before{{content:attr(data-sign);font-size:13px;opacity:.6}}
 .ramp{{display:inline-block;width:140px;height:10px;border-radius:3px;vertical-align:middle}}
 @media (max-width:640px){{
 body{{font-size:15.5px}}

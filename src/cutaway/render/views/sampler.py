@@ -34,7 +34,7 @@ __all__ = [
     "temperatures_blocks",
 ]
 
-BAR = 40  # characters of a cumulative bar
+BAR = 30  # characters of a cumulative bar
 
 
 def sampled(result: Sampled, language: Language = "en", steps: int | None = None) -> Document:

@@ -31,18 +31,16 @@ from cutaway.forward.program import TopLogits
 if TYPE_CHECKING:
     from cutaway.llm import LLM
 
-__all__ = ["Bench", "BenchRow", "BenchSettings", "Test", "bench", "summary", "tests"]
+__all__ = ["Bench", "BenchRow", "BenchSettings", "BenchTest", "bench", "planned", "summary"]
 
 
 @dataclass(frozen=True)
-class Test:
+class BenchTest:
     """One thing to time: `n_prompt` tokens computed together, then `n_gen` one by one, behind `n_depth` others."""
 
     n_prompt: int
     n_gen: int
     n_depth: int = 0
-
-    __test__ = False  # no test of ours
 
     @property
     def name(self) -> str:
@@ -85,7 +83,7 @@ class BenchSettings:
     @property
     def context(self) -> int:
         """Tokens the longest test needs room for."""
-        return max((test.context for test in tests(self)), default=0)
+        return max((test.context for test in planned(self)), default=0)
 
 
 @dataclass(frozen=True)
@@ -156,13 +154,13 @@ class Bench:
     rows: tuple[BenchRow, ...] = field(default_factory=tuple)
 
 
-def tests(settings: BenchSettings) -> list[Test]:
+def planned(settings: BenchSettings) -> list[BenchTest]:
     """The tests in llama-bench's order: for each depth the prompts, the generations, the pairs. 0 leaves one out."""
     found = []
     for depth in settings.n_depth:
-        found += [Test(n, 0, depth) for n in settings.n_prompt if n]
-        found += [Test(0, n, depth) for n in settings.n_gen if n]
-        found += [Test(p, n, depth) for p, n in settings.pairs if p or n]
+        found += [BenchTest(n, 0, depth) for n in settings.n_prompt if n]
+        found += [BenchTest(0, n, depth) for n in settings.n_gen if n]
+        found += [BenchTest(p, n, depth) for p, n in settings.pairs if p or n]
     return found
 
 
@@ -209,7 +207,7 @@ def bench(
         made = [
             _row(llm, interpreter, settings, test, combination, facts, progress, clock_ns)
             for *combination, test in itertools.product(
-                settings.k_types, settings.v_types, settings.batch, settings.ubatch, tests(settings)
+                settings.k_types, settings.v_types, settings.batch, settings.ubatch, planned(settings)
             )
         ]
         roof = max(before, bandwidth_of(count))
@@ -230,7 +228,7 @@ def _check(llm: LLM, settings: BenchSettings) -> None:
         raise RequestError("the head", found=settings.head_top_k, expected=f"1 to {llm.config.vocab}", param="head")
     if any(threads is not None and threads < 1 for threads in settings.threads):
         raise RequestError("threads", found=list(settings.threads), expected="at least 1", param="threads")
-    if not tests(settings):
+    if not planned(settings):
         raise RequestError("there is nothing to run", expected="a number of tokens above 0 for -p, -n or -pg")
     if settings.context > llm.max_context:
         raise ContextLengthError(
@@ -245,7 +243,7 @@ def _row(
     llm: LLM,
     interpreter: Any,
     settings: BenchSettings,
-    test: Test,
+    test: BenchTest,
     combination: Sequence[Any],
     facts: dict[str, Any],
     progress: Callable[[str], None],

@@ -65,7 +65,9 @@ class Worker:
             raise EngineError(f"{self.name}: its process has ended; --verbose shows why") from None
         line = process.stdout.readline()
         if not line:
-            raise EngineError(f"{self.name}: its process ended during {do}; --verbose shows why")
+            raise EngineError(
+                f"{self.name}: its process ended during {do} (exit code {process.wait()}); --verbose shows why"
+            )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise EngineError(f"{self.name}: {do}: {answer['error']}")
@@ -162,20 +164,22 @@ def in_turn(
     rounds: int,
     measure: Callable[[Contender, int], float],
     note: Callable[[str], None],
+    first: int = 0,
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Measure all contenders in every round, so that whatever the machine does meets them alike.
 
-    Each round starts with another contender. A contender that fails is left out from then on.
+    `measure` gets a contender and the number of the round, counted from `first`: rounds that must not see the same
+    prompt have different numbers. Each round starts with another contender. One that fails is left out from then on.
     Gives back (samples by label, reason of failure by label).
     """
     samples: dict[str, list[float]] = {one.label: [] for one in contenders}
     failures: dict[str, str] = {}
-    for number in range(rounds):
+    for number in range(first, first + rounds):
         shift = number % max(1, len(contenders))
         for one in [*contenders[shift:], *contenders[:shift]]:
             if one.label in failures:
                 continue
-            note(f"round {number + 1}/{rounds}: {one.label}")
+            note(f"round {number - first + 1}/{rounds}: {one.label}")
             try:
                 samples[one.label].append(measure(one, number))
             except EngineError as error:

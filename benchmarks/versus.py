@@ -16,7 +16,7 @@ import datetime
 import itertools
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,16 +178,19 @@ class Run:
                 return list(one.worker.ask("tokenize", text=text[:200_000])["ids"])
         raise SystemExit("Cutaway or llama.cpp is needed to cut the prompts")
 
-    def measure(self, wanted: list[str]) -> None:
-        """All wanted measures, each in interleaved rounds."""
+    def measure(self, wanted: list[str]) -> Iterator[str]:
+        """All wanted measures, each in interleaved rounds. Yields after each, so that it can be saved."""
         for key, function in speed_measures(self.prompts).items():
             if key in wanted:
                 self.samples[key] = self._speed(key, function)
+                yield key
         self.close()
         if "first_token" in wanted:
             self._first_token()
+            yield "first_token"
         if "resident" in wanted or "peak" in wanted:
             self._memory()
+            yield "resident"
 
     def _speed(self, key: str, function: Callable[[Contender, int], float]) -> dict[str, list[float]]:
         """Samples of one measure. transformers takes part in few measures and rounds: it is slow."""
@@ -198,7 +201,7 @@ class Run:
             self._note(f"{key}: {text}")
 
         if key != "prefill_2048":  # warm up: touch weights and buffers, compute the prompt that is kept
-            engines.in_turn(fast, 1, function, note)
+            engines.in_turn(fast, 1, function, note, first=self.args.rounds)
         samples, failed = engines.in_turn(fast, self.args.rounds, function, note)
         more, failed_too = engines.in_turn(slow, self.args.slow_rounds, function, note)
         for label, reason in {**failed, **failed_too}.items():
@@ -392,13 +395,13 @@ def main() -> None:
     for name in args.models:
         run = Run(name, args, text)
         try:
-            run.measure(args.measures)
+            for _ in run.measure(args.measures):
+                saved["models"][Path(name).stem if name.endswith(".gguf") else name] = run.result()
+                if args.output:
+                    Path(args.output).write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
         finally:
             run.close()
-        saved["models"][Path(name).stem if name.endswith(".gguf") else name] = run.result()
-        engines.progress("")
-        if args.output:
-            Path(args.output).write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
+            engines.progress("")
     print(json.dumps(saved, indent=1) if args.json else "\n" + render(saved))
 
 

@@ -50,16 +50,24 @@ def tokenize(text: str) -> worker.Answer:
 
 def prefill(ids: list[int]) -> worker.Answer:
     """Compute a prompt whose first block was never seen, up to its first new token."""
+    answer = _prompt(ids)
+    if answer["cached"]:
+        raise RuntimeError(f"{answer['cached']} tokens of the prompt were in the prefix cache: nothing fair to time")
+    return answer
+
+
+def _prompt(ids: list[int]) -> worker.Answer:
     start = time.perf_counter()
-    llm.generate(ids, max_tokens=1, ignore_eos=True, temperature=0.0)
-    return {"seconds": time.perf_counter() - start}
+    result = llm.generate(ids, max_tokens=1, ignore_eos=True, temperature=0.0)
+    return {"seconds": time.perf_counter() - start, "cached": result.stats.cached_tokens}
 
 
 def extend(ids: list[int], new: int) -> worker.Answer:
     """Compute the last `new` ids of a prompt whose earlier ids were computed before and are in the prefix cache."""
-    before = llm.engine.stats.prompt_tokens
-    answer = prefill(ids)
-    return {**answer, "computed": llm.engine.stats.prompt_tokens - before, "new": new}
+    answer = _prompt(ids)
+    if answer["cached"] != len(ids) - new:
+        raise RuntimeError(f"{answer['cached']} tokens were in the prefix cache, not {len(ids) - new}")
+    return answer
 
 
 def decode(ids: list[int], tokens: int) -> worker.Answer:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import re
 import time
 
 STARTED = time.perf_counter()
@@ -113,12 +114,12 @@ def load(path: str, threads: int, max_context: int) -> worker.Answer:
         raise RuntimeError(f"llama.cpp could not load {path}")
     state.vocab = api.llama_model_get_vocab(state.model)
     state.threads, state.max_context = threads, max_context
-    info = api.llama_print_system_info()
+    info = api.llama_print_system_info().decode()  # "CPU : AVX2 = 1 | FMA = 1 | ..."
     import llama_cpp
 
     return {
         "version": f"llama-cpp-python {llama_cpp.__version__}",
-        "isa": info.decode() if isinstance(info, bytes) else str(info),
+        "isa": " ".join(re.findall(r"(\w+) = 1", info)),
         "load_s": time.perf_counter() - start,
     }
 
@@ -151,7 +152,7 @@ def extend(ids: list[int], new: int, flash: bool) -> worker.Answer:
         context.run([(token, first + i, 0) for i, token in enumerate(part)], "last")
     context.next = int(context.row(-1).argmax())
     context.held = list(ids)
-    return {"seconds": time.perf_counter() - start, "computed": new, "new": new}
+    return {"seconds": time.perf_counter() - start, "cached": kept}
 
 
 def decode(ids: list[int], tokens: int, flash: bool) -> worker.Answer:

@@ -61,6 +61,8 @@ std::vector<std::shared_ptr<Packed>> pack_all(const std::vector<std::string>& fo
     {
         nb::gil_scoped_release release;
         for (size_t i = 0; i < arrays.size(); ++i) packed[i] = pack_matrix(formats[i], arrays[i].data(), static_cast<int>(arrays[i].shape(0)), columns[i], mapped[i], pool, arena);
+        for (size_t i = 0; i < arrays.size(); ++i)  // reading one tensor brought edges of its neighbours back
+            if (mapped[i]) drop_pages(arrays[i].data(), arrays[i].data() + arrays[i].nbytes());
         if (head >= 0 && packed[head]->w.kind == Kind::S8) measure_low_bits(*packed[head], pool);
     }
     return packed;

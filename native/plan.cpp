@@ -32,7 +32,12 @@ void require(bool fine, const char* what) {
     if (!fine) throw std::invalid_argument(what);
 }
 
-// Lets go of the resident pages of a read-only file mapping; they come back from the file when touched.
+bool larger(const std::pair<float, int32_t>& a, const std::pair<float, int32_t>& b) {
+    return a.first > b.first || (a.first == b.first && a.second < b.second);
+}
+
+}  // namespace
+
 void drop_pages(const uint8_t* begin, const uint8_t* end) {
 #if defined(__linux__)
     const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -43,12 +48,6 @@ void drop_pages(const uint8_t* begin, const uint8_t* end) {
     (void)begin, (void)end;
 #endif
 }
-
-bool larger(const std::pair<float, int32_t>& a, const std::pair<float, int32_t>& b) {
-    return a.first > b.first || (a.first == b.first && a.second < b.second);
-}
-
-}  // namespace
 
 void* allocate(size_t bytes) {
     constexpr size_t kHuge = size_t{2} << 20;

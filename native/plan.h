@@ -195,6 +195,9 @@ class Plan {
     std::map<int, Screening> screenings_;  // by k: steps to let pass before trying again
 };
 
+// Lets go of the resident pages of a read-only file mapping; they come back from the file when touched.
+void drop_pages(const uint8_t* begin, const uint8_t* end);
+
 // Packs a matrix from file rows, in parallel. `mapped`: the rows are a read-only file mapping whose pages need not stay
 // resident once they are packed.
 std::shared_ptr<Packed> pack_matrix(const std::string& format, const uint8_t* data, int rows, int columns, bool mapped, Pool& pool, std::shared_ptr<Arena> arena);

@@ -225,6 +225,10 @@ class NativeProgram:
 
     def _pack(self) -> None:
         """Weight matrices into panels, all in one native call; biases and norms to float32."""
+        for op in self.program:
+            vectors = op.weights[1:] if op.kind == "linear" else () if op.kind == "embed" else op.weights
+            for name in vectors:
+                self._vectors[name] = np.ascontiguousarray(self._weights[name].dequantize(), np.float32).reshape(-1)
         names = list(dict.fromkeys(op.weights[0] for op in self.program if op.kind == "linear"))
         matrices = [self._weights[name] for name in names]
         data = [np.ascontiguousarray(weight.data) for weight in matrices]
@@ -240,10 +244,6 @@ class NativeProgram:
             arena,
         )
         self._packed = dict(zip(names, packed, strict=True))
-        for op in self.program:
-            vectors = op.weights[1:] if op.kind == "linear" else () if op.kind == "embed" else op.weights
-            for name in vectors:
-                self._vectors[name] = np.ascontiguousarray(self._weights[name].dequantize(), np.float32).reshape(-1)
 
     def _compile(self, tapped: frozenset[str]) -> _Compiled:
         if tapped not in self._compiled:

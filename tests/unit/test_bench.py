@@ -216,6 +216,23 @@ def test_bytes_of_a_screened_head() -> None:
     assert HIGH_PLANE == 176 / 272
 
 
+def test_every_step_counts_the_head_it_read() -> None:
+    class Screening(Clocked):
+        @property
+        def head_rows_finished(self) -> int:
+            return [0, 8, 97][(len(self.steps) - 1) % 3]  # read as a whole, screened, screened in vain
+
+    llm: Any = GlassLLM()
+    llm.interpreter = Screening(llm.config.vocab)
+    size = llm.checkpoint.weights["embed.weight"].nbytes
+    whole = run(llm, n_prompt=(), n_gen=(3,), repetitions=1, warm_up=False).rows[0].bytes_per_token * 3
+    llm.interpreter = Screening(llm.config.vocab)
+    row = run(llm, n_prompt=(), n_gen=(3,), repetitions=1, warm_up=False, head_top_k=1).rows[0]
+    saved = size - (round(size * HIGH_PLANE) + 97 * 16 + size * 8 // 97)
+    in_vain = round(size * HIGH_PLANE) + 97 * 16
+    assert row.bytes_per_token * 3 == pytest.approx(whole - saved + in_vain)
+
+
 def test_tensors_inside_a_group_do_not_move() -> None:
     llm = GlassLLM(tiny.TINY)
     batch = Lane(llm.config, llm.interpreter, 8).batch([1, 2, 3], 0)

@@ -289,7 +289,7 @@ def _row(
         head_top_k=settings.head_top_k,
         tokenize_s=_tokenize_s(llm, test.n_prompt) if test.n_prompt else None,
         sample_s=_sample_s(logits),
-        bytes_per_token=_bytes(llm, interpreter, batches, per_token) / test.tokens,
+        bytes_per_token=_bytes(llm, lane, batches, per_token) / test.tokens,
     )
 
 
@@ -299,12 +299,11 @@ def _under(roof: float, row: BenchRow) -> BenchRow:
     return BenchRow(**{**values, "bandwidth_bytes_s": roof, "bandwidth_percent": percent})
 
 
-def _bytes(llm: LLM, interpreter: Any, batches: Sequence[Batch], kv_bytes_per_token: int) -> int:
-    """Bytes of weights and KV cache that the batches move; activations stay near the cores and are not counted."""
-    sizes, names = weight_sizes(llm, interpreter), llm.program.names
-    finished = getattr(interpreter, "head_rows_finished", 0) if batches[-1].head_top_k else 0  # of the last step
+def _bytes(llm: LLM, lane: Lane, batches: Sequence[Batch], kv_bytes_per_token: int) -> int:
+    """Bytes of weights and KV cache that the last run moved; activations stay near the cores and are not counted."""
+    sizes, names = weight_sizes(llm, lane.interpreter), llm.program.names
     total = 0
-    for batch in batches:
+    for batch, finished in zip(batches, lane.head_rows, strict=True):
         computed = names if len(batch.output_rows) else names[: names.index("outputs")]
         moved = traffic(llm.program, computed, sizes, batch, kv_bytes_per_token=kv_bytes_per_token, head_rows=finished)
         total += moved.weight_bytes + moved.kv_bytes

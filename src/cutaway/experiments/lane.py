@@ -42,13 +42,17 @@ LOW_BITS_BYTES = 16  # a row: the norms of its low bits, four float32
 
 
 class Lane:
-    """A KV cache for `tokens` tokens of one sequence, whose blocks lie in order."""
+    """A KV cache for `tokens` tokens of one sequence, whose blocks lie in order.
+
+    `head_rows`: for each batch of the last `run`, the rows of the output head that screening finished (0: none made).
+    """
 
     def __init__(
         self, config: ModelConfig, interpreter: Any, tokens: int, k_type: str = "f16", v_type: str = "f16"
     ) -> None:
         self.interpreter = interpreter
         self.kv_cache = KVCache(config, max(1, -(-tokens // BLOCK_SIZE)), k_type, v_type, BLOCK_SIZE)
+        self.head_rows: list[int] = []
 
     def batch(self, ids: Sequence[int], start: int, *, output: bool = True, head_top_k: int | None = None) -> Batch:
         """The Batch that computes `ids` at the positions from `start` on; its last row's logits if `output`."""
@@ -82,10 +86,12 @@ class Lane:
     def run(self, batches: Iterable[Batch]) -> np.ndarray | TopLogits | None:
         """Compute the batches in turn; the last logits. After top logits the likeliest token is the next one."""
         logits: np.ndarray | TopLogits | None = None
+        self.head_rows = []
         for batch in batches:
             if isinstance(logits, TopLogits) and len(batch.token_ids) == 1 and len(logits.ids):
                 batch.token_ids[0] = logits.ids[0, 0]
             logits = self.interpreter.run(batch, self.kv_cache)
+            self.head_rows.append(getattr(self.interpreter, "head_rows_finished", 0) if batch.head_top_k else 0)
         return logits
 
 

@@ -54,6 +54,19 @@ def test_predicted_is_allocated(llm: Any) -> None:
     assert plan(llm.config, 0, llm.max_context).kv_bytes == llm.engine.kv_cache.nbytes
 
 
+def test_the_estimate_of_scratch_is_near_what_is_allocated(llm: Any) -> None:
+    from cutaway.experiments.kv import scratch_estimate
+    from cutaway.forward.native import NativeProgram
+
+    fresh = NativeProgram(llm.program, llm.checkpoint.weights, max_context=llm.max_context)
+    own, llm.engine.interpreter = llm.engine.interpreter, fresh
+    try:
+        llm.generate(list(range(100, 700)), max_tokens=2)
+    finally:
+        llm.engine.interpreter = own
+    assert 0.7 < scratch_estimate(llm.config) / fresh.scratch_nbytes < 1.3
+
+
 def test_the_cache_changes_the_time_and_not_the_text(made: Report) -> None:
     short, long = made.bench.rows
     assert made.bench.same

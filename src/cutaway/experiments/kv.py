@@ -79,9 +79,9 @@ def formula(config: ModelConfig, k_type: str, v_type: str) -> str:
 def scratch_estimate(config: ModelConfig, num_tokens: int = CHUNK) -> int:
     """Bytes of the tensors that live together while a layer computes `num_tokens` tokens, and one row of logits.
 
-    float32: the residual, its norm and what is added to it; q, k, v and the mixed values; gate and up.
+    float32: the residual, its norm and what is added to it; q, k, v and the mixed values; gate, up and their product.
     """
-    widths = 3 * config.hidden + 2 * config.q_width + 2 * config.kv_width + 2 * config.intermediate
+    widths = 3 * config.hidden + 2 * config.q_width + 2 * config.kv_width + 3 * config.intermediate
     return 4 * (num_tokens * widths + config.vocab)
 
 

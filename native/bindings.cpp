@@ -92,8 +92,18 @@ Numpy2 matmul_alone(const Packed& w, Mat<float> x, const std::string& isa, bool 
     }
     const float* b = nullptr;
     const float* res = nullptr;
-    if (!bias.is_none()) b = nb::cast<Vec<float>>(bias).data();
-    if (!residual.is_none()) res = nb::cast<Mat<float>>(residual).data();
+    Vec<float> bias_values;
+    Mat<float> residual_values;
+    if (!bias.is_none()) {
+        bias_values = nb::cast<Vec<float>>(bias);
+        require(bias_values.shape(0) == static_cast<size_t>(rows), "matmul: the bias is not one value a row");
+        b = bias_values.data();
+    }
+    if (!residual.is_none()) {
+        residual_values = nb::cast<Mat<float>>(residual);
+        require(residual_values.shape(0) == static_cast<size_t>(tokens) && residual_values.shape(1) == static_cast<size_t>(rows), "matmul: the residual is not [num_tokens, rows]");
+        res = residual_values.data();
+    }
     std::vector<float> out(static_cast<size_t>(tokens) * rows);
     if (tokens > 0)
         pool.run([&](int thread) {
@@ -199,10 +209,10 @@ NB_MODULE(_native, m) {
             std::vector<KvLayer> layers;
             int blocks = 0;
             for (size_t i = 0; i < k.size(); ++i) {
-                const auto keys = nb::cast<AnyArray>(k[i]), values = nb::cast<AnyArray>(v[i]);
+                const auto keys = nb::cast<AnyArray>(k[i], false), values = nb::cast<AnyArray>(v[i], false);  // no copies
                 require(keys.ndim() == 4 && values.ndim() == 4, "KV cache: arrays are not [num_blocks, num_kv_heads, ., .]");
                 require(keys.shape(3) == values.shape(2) && keys.shape(2) == values.shape(3) && keys.shape(3) % 8 == 0, "KV cache: shapes of keys and values disagree");
-                auto scales = [](const std::vector<nb::object>& list, size_t at) { return list.empty() ? nullptr : static_cast<uint16_t*>(nb::cast<AnyArray>(list[at]).data()); };
+                auto scales = [](const std::vector<nb::object>& list, size_t at) { return list.empty() ? nullptr : static_cast<uint16_t*>(nb::cast<AnyArray>(list[at], false).data()); };
                 blocks = static_cast<int>(keys.shape(0));
                 layers.push_back({keys.data(), values.data(), scales(ks, i), scales(vs, i), kv_type(kt), kv_type(vt), static_cast<int>(keys.shape(1)), static_cast<int>(keys.shape(2)), static_cast<int>(keys.shape(3))});
             }
@@ -239,7 +249,8 @@ NB_MODULE(_native, m) {
         .def("begin", [](Plan& p, Vec<int32_t> ids, Vec<int32_t> positions, Vec<int32_t> slots, Vec<int32_t> starts, Vec<int32_t> lengths, Mat<int32_t> tables, Vec<int32_t> rows, int top_k) {
             require(positions.shape(0) == ids.shape(0) && slots.shape(0) == ids.shape(0) && starts.shape(0) == lengths.shape(0) + 1 && tables.shape(0) == lengths.shape(0), "batch: lengths of the arrays disagree");
             p.begin({ids.data(), positions.data(), slots.data(), starts.data(), lengths.data(), tables.data(), rows.data(), static_cast<int>(ids.shape(0)), static_cast<int>(lengths.shape(0)), static_cast<int>(tables.shape(1)), static_cast<int>(rows.shape(0))}, top_k);
-        }, "token_ids"_a, "positions"_a, "slots"_a, "query_starts"_a, "context_lengths"_a, "block_tables"_a, "output_rows"_a, "top_k"_a)
+        }, "token_ids"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(), "query_starts"_a.noconvert(), "context_lengths"_a.noconvert(),
+             "block_tables"_a.noconvert(), "output_rows"_a.noconvert(), "top_k"_a, "The arrays are read until the step is over: no copies.")
         .def("run", &Plan::run, "first"_a, "last"_a, "profile"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("view", [](Plan& p, int id) {
             const size_t shape[2] = {static_cast<size_t>(p.buffer_rows(id)), static_cast<size_t>(p.buffer_width(id))};

@@ -29,9 +29,8 @@ void measure_low_bits(Packed& packed, Pool& pool) {
     packed.low_norm.reserve(static_cast<size_t>(8) * w.panels() * kHeadParts);
     const int groups = w.groups();
     pool.run([&](int thread) {
-        const int begin = static_cast<int>(static_cast<int64_t>(w.panels()) * thread / pool.threads());
-        const int end = static_cast<int>(static_cast<int64_t>(w.panels()) * (thread + 1) / pool.threads());
-        for (int p = begin; p < end; ++p) {
+        const Range mine = share(w.panels(), thread, pool.threads());
+        for (int p = mine.begin; p < mine.end; ++p) {
             float squares[kHeadParts][8] = {}, scales[kHeadParts][8] = {};
             for (int g = 0; g < groups; ++g) {
                 const int part = g * kHeadParts / groups;
@@ -96,8 +95,8 @@ void Plan::screen_head(const Phase& p, int thread) {
         for (int i = 0; i < kHeadParts; ++i) norm[i] = static_cast<float>(std::sqrt(squares[i]) * 1.00001);
     }
     const int blocks = (padded + kBlock - 1) / kBlock;
-    const int first = static_cast<int>(static_cast<int64_t>(blocks) * thread / threads), last = static_cast<int>(static_cast<int64_t>(blocks) * (thread + 1) / threads);
-    const int begin = first * kBlock, end = std::min(last * kBlock, padded);
+    const Range own = share(blocks, thread, threads);
+    const int begin = own.begin * kBlock, end = std::min(own.end * kBlock, padded);
     float* a = high_.get();
     float* upper = a + padded;
     float* peaks = upper + padded;
@@ -108,7 +107,7 @@ void Plan::screen_head(const Phase& p, int thread) {
         upper[i] = a[i] + bound;
         a[i] -= bound;
     }
-    for (int b = first; b < last; ++b) peaks[b] = k_->max_value(a + b * kBlock, std::min(kBlock, std::min(rows, padded) - b * kBlock));
+    for (int b = own.begin; b < own.end; ++b) peaks[b] = k_->max_value(a + b * kBlock, std::min(kBlock, std::min(rows, padded) - b * kBlock));
     pool_->barrier();
 
     std::vector<float> sorted(peaks, peaks + blocks);

@@ -4,6 +4,7 @@
 // is separated from the next by a barrier. Fusing changes which values touch memory, never how they are computed, so a
 // fused plan gives the same bits as an unfused one. Read next: kernels.h.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <map>
@@ -64,6 +65,16 @@ template <class T> class Scratch {
     T* data_ = nullptr;
     size_t size_ = 0;
 };
+
+// This thread's share of n things, whole multiples of `unit` where possible.
+struct Range { int begin, end; };
+inline Range share(int n, int thread, int threads, int unit = 1) {
+    const int64_t units = (n + unit - 1) / unit;
+    const int begin = static_cast<int>(units * thread / threads) * unit, end = static_cast<int>(units * (thread + 1) / threads) * unit;
+    return {std::min(begin, n), std::min(end, n)};
+}
+
+constexpr int kTokenTile = 4;  // tokens that walk over a span of keys together
 
 // A weight matrix as packed at load.
 struct Packed {
@@ -156,7 +167,6 @@ class Plan {
     void matmul(const Phase& phase, int thread);
     Input prepare(const Phase& phase, int thread, int tokens, int columns, bool quantize);
     void attention(const Phase& phase, int thread);
-    void attend_token(const Phase& phase, int token, int seq, int kv_head, Local& local);
     void top_head(const Phase& phase, int thread);
     bool screens(const Phase& phase) const;
     void screen_head(const Phase& phase, int thread);

@@ -28,7 +28,10 @@ inline F8 f_fma(F8 a, F8 b, F8 c) { CUTAWAY_EACH(8) c.v[i] += a.v[i] * b.v[i]; r
 inline F8 f_round(F8 a) { CUTAWAY_EACH(8) a.v[i] = std::nearbyintf(a.v[i]); return a; }
 inline F8 f_from_i(I8 a) { F8 r; CUTAWAY_EACH(8) r.v[i] = static_cast<float>(a.v[i]); return r; }
 inline I8 f_to_i(F8 a) { I8 r; CUTAWAY_EACH(8) r.v[i] = static_cast<int32_t>(std::nearbyintf(a.v[i])); return r; }
-inline F8 f_scale2(F8 a, F8 n) { CUTAWAY_EACH(8) a.v[i] = std::ldexp(a.v[i], static_cast<int>(n.v[i])); return a; }  // a * 2^n
+inline F8 f_scale2(F8 a, F8 n) {  // a * 2^n
+    CUTAWAY_EACH(8) a.v[i] = std::isnan(n.v[i]) ? n.v[i] : std::ldexp(a.v[i], static_cast<int>(n.v[i]));
+    return a;
+}
 
 inline float half_to_float(uint16_t h) {
     const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;

@@ -1,0 +1,324 @@
+// Matrix products: one token (the weights stream by once), a few (codes stay in registers), many (two panels at a time are
+// unpacked into the first-level cache), and float32 activations. A row adds up its groups in the same order in all of them.
+// Part of kernels.inl. Read next: rows.inl.
+
+inline void finish(const MatmulArgs& a, int panel, int token, F8 acc) {
+    const int row = 8 * panel, rows = a.w->rows;
+    const size_t at = static_cast<size_t>(token) * rows + row;
+    if (row + 8 <= rows) {
+        if (a.bias) acc = f_add(acc, f_load(a.bias + row));
+        if (a.residual) acc = f_add(f_load(a.residual + at), acc);
+        f_store(a.out + at, acc);
+        return;
+    }
+    float lane[8];
+    f_store(lane, acc);
+    for (int r = 0; row + r < rows; ++r) {
+        if (a.bias) lane[r] = lane[r] + a.bias[row + r];
+        if (a.residual) lane[r] = a.residual[at + r] + lane[r];
+        a.out[at + r] = lane[r];
+    }
+}
+
+// One token: the weights stream through once.
+template <Kind KIND> void gemv(const MatmulArgs& a) {
+    const int groups = a.w->groups();
+    const size_t panel_bytes = a.w->panel_bytes();
+    for (int p = a.panel_begin; p < a.panel_end; ++p) {
+        const Walk<KIND> walk{a.w->data + p * panel_bytes};
+        F8 acc = f_zero();
+        for (int g = 0; g < groups; ++g) {
+            const uint8_t* group = walk.group(g);
+            fetch<Walk<KIND>::GROUP>(group);
+            B32 u[8];
+            Format<KIND>::codes(group, u);
+            acc = Format<KIND>::add(acc, Format<KIND>::scales(walk.header(g), group), u, a.codes + 32 * g, a.sums[g]);
+        }
+        finish(a, p, 0, acc);
+    }
+}
+
+template <> void gemv<Kind::S8>(const MatmulArgs& a) {
+    const int groups = a.w->groups();
+    const size_t panel_bytes = a.w->panel_bytes(), low_bytes = a.w->low_panel_bytes();
+    for (int p = a.panel_begin; p < a.panel_end; ++p) {
+        const uint8_t* group = a.w->data + p * panel_bytes;
+        const uint8_t* low = a.w->low + p * low_bytes;
+        F8 acc = f_zero();
+        for (int g = 0; g < groups; ++g, group += 176, low += 96) {
+            fetch<176>(group);
+            fetch<96>(low);
+            B32 h[8], l[8];
+            Format<Kind::S8>::codes(group, h);
+            unpack_low3(low, l);
+            acc = Format<Kind::S8>::add_split(acc, Format<Kind::S8>::scales(nullptr, group), h, l, a.codes + 32 * g, a.sums[g]);
+        }
+        finish(a, p, 0, acc);
+    }
+}
+
+// Several tokens: the groups of two panels are unpacked once into a strip in the first-level cache, then met by every
+// token, a few tokens at a time.
+constexpr int kStripGroups = 28;
+
+struct Strip {
+    alignas(64) uint8_t codes[kStripGroups][256];
+    alignas(64) float d[kStripGroups][8], m[kStripGroups][8], m2[kStripGroups][8];
+    alignas(64) int32_t a[kStripGroups][8], b[kStripGroups][8];
+};
+
+template <Kind KIND> constexpr bool kHalves = KIND == Kind::K6 || KIND == Kind::K3 || KIND == Kind::K2;  // two integer scales a group
+template <Kind KIND> constexpr bool kMin = KIND == Kind::M4 || KIND == Kind::M5 || KIND == Kind::K4 || KIND == Kind::K5 || KIND == Kind::K2;
+
+template <Kind KIND> inline void fill(Strip& strip, const MatmulArgs& a, int panel, int begin, int end) {
+    const Walk<KIND> walk{a.w->data + panel * a.w->panel_bytes()};
+    for (int g = begin; g < end; ++g) {
+        const uint8_t* group = walk.group(g);
+        const int at = g - begin;
+        fetch<Walk<KIND>::GROUP>(group);
+        B32 u[8];
+        if constexpr (KIND == Kind::S8) {
+            Format<KIND>::join(group, a.w->low + panel * a.w->low_panel_bytes() + static_cast<size_t>(g) * 96, u);
+            for (int j = 0; j < 8; ++j) u[j] = b_prepare8(u[j]);
+        } else {
+            Format<KIND>::codes(group, u);
+        }
+        for (int j = 0; j < 8; ++j) b_store(strip.codes[at] + 32 * j, u[j]);
+        const Scales s = Format<KIND>::scales(walk.header(g), group);
+        f_store(strip.d[at], s.d);
+        if constexpr (kMin<KIND>) f_store(strip.m[at], s.m);
+        if constexpr (KIND == Kind::K2) f_store(strip.m2[at], s.m2);
+        if constexpr (kHalves<KIND>) i_store(strip.a[at], s.a), i_store(strip.b[at], s.b);
+    }
+}
+
+template <Kind KIND> inline Scales strip_scales(const Strip& strip, int at) {
+    Scales s;
+    s.d = f_load(strip.d[at]);
+    if constexpr (kMin<KIND>) s.m = f_load(strip.m[at]);
+    if constexpr (KIND == Kind::K2) s.m2 = f_load(strip.m2[at]);
+    if constexpr (kHalves<KIND>) s.a = i_load(strip.a[at]), s.b = i_load(strip.b[at]);
+    return s;
+}
+
+// P panels times T tokens over the groups [begin, end) of a strip; acc[p * kTokenBlock + t].
+template <Kind KIND, int P, int T>
+inline void tile(const Strip* strips, int begin, int end, const int8_t* codes, size_t codes_stride, const GroupSums* sums, size_t sums_stride, F8* acc) {
+    constexpr int BITS = KIND == Kind::S8 ? 8 : Format<KIND>::BITS;
+    F8 sum[P][T];
+    for (int p = 0; p < P; ++p)
+        for (int t = 0; t < T; ++t) sum[p][t] = acc[p * kTokenBlock + t];
+    for (int g = begin; g < end; ++g) {
+        const uint8_t* u[P];
+        const int8_t* y[T];
+        for (int p = 0; p < P; ++p) u[p] = strips[p].codes[g - begin];
+        for (int t = 0; t < T; ++t) y[t] = codes + t * codes_stride + 32 * g;
+        I8 low[P][T];
+        if constexpr (kHalves<KIND>) {
+            I8 high[P][T];
+            const uint8_t* u_high[P];
+            const int8_t* y_high[T];
+            for (int p = 0; p < P; ++p) u_high[p] = u[p] + 128;
+            for (int t = 0; t < T; ++t) y_high[t] = y[t] + 16;
+            dot_tile<BITS, 16, P, T>(u, y, low);
+            dot_tile<BITS, 16, P, T>(u_high, y_high, high);
+            for (int p = 0; p < P; ++p) {
+                const Scales s = strip_scales<KIND>(strips[p], g - begin);
+                for (int t = 0; t < T; ++t) sum[p][t] = Format<KIND>::add_dots(sum[p][t], s, low[p][t], high[p][t], sums[t * sums_stride + g]);
+            }
+        } else {
+            dot_tile<BITS, 32, P, T>(u, y, low);
+            for (int p = 0; p < P; ++p) {
+                const Scales s = strip_scales<KIND>(strips[p], g - begin);
+                for (int t = 0; t < T; ++t) {
+                    const GroupSums& group = sums[t * sums_stride + g];
+                    if constexpr (KIND == Kind::S8) sum[p][t] = Format<KIND>::add_joined(sum[p][t], s, low[p][t], group);
+                    else sum[p][t] = Format<KIND>::add_dot(sum[p][t], s, low[p][t], group);
+                }
+            }
+        }
+    }
+    for (int p = 0; p < P; ++p)
+        for (int t = 0; t < T; ++t) acc[p * kTokenBlock + t] = sum[p][t];
+}
+
+template <Kind KIND, int P>
+void gemm_panels(const MatmulArgs& a, int panel, int first, int count, Strip* strips, F8* acc) {
+    const int groups = a.w->groups();
+    const size_t codes_stride = 32 * static_cast<size_t>(groups), sums_stride = groups;
+    const int8_t* codes = a.codes + first * codes_stride;
+    const GroupSums* sums = a.sums + first * sums_stride;
+    for (int p = 0; p < P; ++p)
+        for (int t = 0; t < count; ++t) acc[p * kTokenBlock + t] = f_zero();
+    for (int begin = 0; begin < groups; begin += kStripGroups) {
+        const int end = begin + kStripGroups < groups ? begin + kStripGroups : groups;
+        for (int p = 0; p < P; ++p) fill<KIND>(strips[p], a, panel + p, begin, end);
+        int t = 0;
+        for (; t + kTileTokens <= count; t += kTileTokens) tile<KIND, P, kTileTokens>(strips, begin, end, codes + t * codes_stride, codes_stride, sums + t * sums_stride, sums_stride, acc + t);
+        for (; t < count; ++t) tile<KIND, P, 1>(strips, begin, end, codes + t * codes_stride, codes_stride, sums + t * sums_stride, sums_stride, acc + t);
+    }
+    for (int p = 0; p < P; ++p)
+        for (int t = 0; t < count; ++t) finish(a, panel + p, first + t, acc[p * kTokenBlock + t]);
+}
+
+// A handful of tokens: codes stay in registers, without the way through a strip.
+template <Kind KIND, int T> void few(const MatmulArgs& a, int first) {
+    const int groups = a.w->groups();
+    const size_t panel_bytes = a.w->panel_bytes(), codes_stride = 32 * static_cast<size_t>(groups);
+    const int8_t* codes = a.codes + first * codes_stride;
+    const GroupSums* sums = a.sums + static_cast<size_t>(first) * groups;
+    for (int p = a.panel_begin; p < a.panel_end; ++p) {
+        const Walk<KIND> walk{a.w->data + p * panel_bytes};
+        F8 acc[T];
+        for (int t = 0; t < T; ++t) acc[t] = f_zero();
+        for (int g = 0; g < groups; ++g) {
+            const uint8_t* group = walk.group(g);
+            fetch<Walk<KIND>::GROUP>(group);
+            B32 u[8];
+            const Scales s = Format<KIND>::scales(walk.header(g), group);
+            if constexpr (KIND == Kind::S8) {
+                Format<KIND>::join(group, a.w->low + p * a.w->low_panel_bytes() + static_cast<size_t>(g) * 96, u);
+                for (int j = 0; j < 8; ++j) u[j] = b_prepare8(u[j]);
+#pragma GCC unroll 8
+                for (int t = 0; t < T; ++t) acc[t] = Format<KIND>::add_joined(acc[t], s, dot32<8>(u, codes + t * codes_stride + 32 * g), sums[t * groups + g]);
+            } else {
+                Format<KIND>::codes(group, u);
+#pragma GCC unroll 8
+                for (int t = 0; t < T; ++t) acc[t] = Format<KIND>::add(acc[t], s, u, codes + t * codes_stride + 32 * g, sums[t * groups + g]);
+            }
+        }
+        for (int t = 0; t < T; ++t) finish(a, p, first + t, acc[t]);
+    }
+}
+
+template <Kind KIND> void gemm(const MatmulArgs& a) {
+    if (a.num_tokens <= 8) {
+        int t = 0;
+        for (; t + 8 <= a.num_tokens; t += 8) few<KIND, 8>(a, t);
+        for (; t + 4 <= a.num_tokens; t += 4) few<KIND, 4>(a, t);
+        for (; t < a.num_tokens; ++t) few<KIND, 1>(a, t);
+        return;
+    }
+    Strip strips[2];
+    F8 acc[2 * kTokenBlock];
+    for (int first = 0; first < a.num_tokens; first += kTokenBlock) {
+        const int count = a.num_tokens - first < kTokenBlock ? a.num_tokens - first : kTokenBlock;
+        int p = a.panel_begin;
+        for (; p + 2 <= a.panel_end; p += 2) gemm_panels<KIND, 2>(a, p, first, count, strips, acc);
+        if (p < a.panel_end) gemm_panels<KIND, 1>(a, p, first, count, strips, acc);
+    }
+}
+
+// ---- float32 activations: any format, unpacked to float32 [columns of a group, 8 rows] ----
+
+template <Kind KIND> inline void group_values(const Matrix& w, int panel, int g, float* out) {
+    if constexpr (KIND == Kind::F32 || KIND == Kind::F16 || KIND == Kind::BF16) {
+        const uint8_t* p = w.data + panel * w.panel_bytes();
+        for (int k = 0; k < 32; ++k) {
+            const size_t at = (static_cast<size_t>(g) * 32 + k) * 8;
+            if constexpr (KIND == Kind::F32) f_store(out + 8 * k, f_load(reinterpret_cast<const float*>(p) + at));
+            if constexpr (KIND == Kind::F16) f_store(out + 8 * k, f_load_half(reinterpret_cast<const uint16_t*>(p) + at));
+            if constexpr (KIND == Kind::BF16) f_store(out + 8 * k, f_load_bf16(reinterpret_cast<const uint16_t*>(p) + at));
+        }
+    } else {
+        const Walk<KIND> walk{w.data + panel * w.panel_bytes()};
+        const uint8_t* group = walk.group(g);
+        const Scales s = Format<KIND>::scales(walk.header(g), group);
+        B32 u[8];
+        alignas(32) uint8_t bytes[256];
+        if constexpr (KIND == Kind::S8) Format<KIND>::join(group, w.low + panel * w.low_panel_bytes() + static_cast<size_t>(g) * 96, u);
+        else Format<KIND>::codes(group, u);
+        for (int j = 0; j < 8; ++j) b_store(bytes + 32 * j, u[j]);
+        for (int k = 0; k < 32; ++k) {
+            uint8_t column[8];
+            for (int r = 0; r < 8; ++r) column[r] = bytes[32 * (k / 4) + 4 * r + k % 4];
+            const I8 code = i_load_u8(column);
+            if constexpr (KIND == Kind::S8) f_store(out + 8 * k, f_mul(s.d, f_from_i(i_sub(code, i_set1(128)))));
+            else f_store(out + 8 * k, Format<KIND>::value(s, code, k >= 16));
+        }
+    }
+}
+
+template <int TOKENS> inline void float_tile(const float* values, const float* x, size_t stride, int columns, F8* acc) {
+    F8 low[TOKENS], high[TOKENS];
+    for (int t = 0; t < TOKENS; ++t) low[t] = high[t] = f_zero();
+    const int first = columns < 16 ? columns : 16;
+    for (int k = 0; k < first; ++k) {
+        const F8 w = f_load(values + 8 * k);
+        for (int t = 0; t < TOKENS; ++t) low[t] = f_fma(w, f_set1(x[t * stride + k]), low[t]);
+    }
+    for (int k = 16; k < columns; ++k) {
+        const F8 w = f_load(values + 8 * k);
+        for (int t = 0; t < TOKENS; ++t) high[t] = f_fma(w, f_set1(x[t * stride + k]), high[t]);
+    }
+    for (int t = 0; t < TOKENS; ++t) acc[t] = f_add(acc[t], f_add(low[t], high[t]));
+}
+
+template <Kind KIND> void float_gemm(const MatmulArgs& a) {
+    const int groups = a.w->groups(), columns = a.w->columns;
+    alignas(64) float values[256];
+    F8 acc[kTokenBlock];
+    for (int first = 0; first < a.num_tokens; first += kTokenBlock) {
+        const int count = a.num_tokens - first < kTokenBlock ? a.num_tokens - first : kTokenBlock;
+        for (int p = a.panel_begin; p < a.panel_end; ++p) {
+            for (int t = 0; t < count; ++t) acc[t] = f_zero();
+            for (int g = 0; g < groups; ++g) {
+                group_values<KIND>(*a.w, p, g, values);
+                const int width = columns - 32 * g < 32 ? columns - 32 * g : 32;
+                const float* x = a.x + static_cast<size_t>(first) * columns + 32 * g;
+                int t = 0;
+                for (; t + 4 <= count; t += 4) float_tile<4>(values, x + static_cast<size_t>(t) * columns, columns, width, acc + t);
+                for (; t < count; ++t) float_tile<1>(values, x + static_cast<size_t>(t) * columns, columns, width, acc + t);
+            }
+            for (int t = 0; t < count; ++t) finish(a, p, first + t, acc[t]);
+        }
+    }
+}
+
+#define CUTAWAY_KINDS(CASE) CASE(S4) CASE(S5) CASE(S8) CASE(M4) CASE(M5) CASE(K2) CASE(K3) CASE(K4) CASE(K5) CASE(K6)
+
+void matmul(const MatmulArgs& a) {
+    if (a.codes) {
+        switch (a.w->kind) {
+#define CASE(KIND) case Kind::KIND: return a.num_tokens == 1 ? gemv<Kind::KIND>(a) : gemm<Kind::KIND>(a);
+            CUTAWAY_KINDS(CASE)
+#undef CASE
+            default: return;
+        }
+    }
+    switch (a.w->kind) {
+#define CASE(KIND) case Kind::KIND: return float_gemm<Kind::KIND>(a);
+        CUTAWAY_KINDS(CASE) CASE(F32) CASE(F16) CASE(BF16)
+#undef CASE
+    }
+}
+
+void matmul_high(const Matrix& w, int panel_begin, int panel_end, const int8_t* codes, const GroupSums* sums, float* out) {
+    const int groups = w.groups();
+    const size_t panel_bytes = w.panel_bytes();
+    for (int p = panel_begin; p < panel_end; ++p) {
+        const uint8_t* group = w.data + p * panel_bytes;
+        F8 acc = f_zero();
+        for (int g = 0; g < groups; ++g, group += 176) {
+            fetch<176>(group);
+            B32 h[8];
+            Codes<5>::unpack(group + 16, h);
+            const F8 dot = f_from_i(i_sub(i_shl<4>(dot32<5>(h, codes + 32 * g)), i_set1(sums[g].sum * 249)));  // 2 (8 h - 124.5)
+            acc = f_fma(f_mul(f_load_half(reinterpret_cast<const uint16_t*>(group)), f_set1(0.5f * sums[g].scale)), dot, acc);
+        }
+        f_store(out + 8 * p, acc);
+    }
+}
+
+void unpack_panel(const Matrix& w, int panel, float* out) {
+    for (int g = 0; g < w.groups(); ++g) {
+        float values[256];
+        switch (w.kind) {
+#define CASE(KIND) case Kind::KIND: group_values<Kind::KIND>(w, panel, g, values); break;
+            CUTAWAY_KINDS(CASE) CASE(F32) CASE(F16) CASE(BF16)
+#undef CASE
+        }
+        const int width = w.columns - 32 * g < 32 ? w.columns - 32 * g : 32;
+        std::memcpy(out + 256 * static_cast<size_t>(g), values, sizeof(float) * 8 * width);
+    }
+}

@@ -292,7 +292,7 @@ def quantize_activations(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Shapes: x float32 [num_tokens, columns] -> codes int8 [num_tokens, columns], scales float32 [num_tokens,
     columns / 32].
     """
-    groups = np.asarray(x, np.float32).reshape(len(x), -1, ACTIVATION_GROUP)
+    groups = np.asarray(x, np.float32).reshape(len(x), x.shape[1] // ACTIVATION_GROUP, ACTIVATION_GROUP)
     amax = np.abs(groups).max(axis=-1)
     inverse = _quotient(np.float32(127), amax)
     codes = np.rint(groups * inverse[..., None]).astype(np.int8)

@@ -145,3 +145,9 @@ def test_weight():
     weight = Weight("w", "Q8_0", (3, 64), quantize("Q8_0", np.ones((3, 64), np.float32)))
     assert (weight.nbytes, weight.params) == (3 * 68, 192)
     assert np.allclose(weight.dequantize(), np.ones((3, 64)), rtol=1e-3)
+
+
+def test_no_activations_quantise_to_no_codes():
+    codes, scales = quantize_activations(np.zeros((0, 64), np.float32))
+    assert codes.shape == (0, 64)
+    assert scales.shape == (0, 2)

@@ -143,3 +143,21 @@ def test_an_error_inside_a_patch_reaches_the_caller_and_leaves_nothing_behind(st
     used.sequences["a"].length = 0  # what the step had planned has not happened
     assert np.array_equal(used.logits(IDS), fresh.logits(IDS))
     assert np.array_equal(used.logits([1, 2], name="b"), fresh.logits([1, 2], name="b"))
+
+
+def test_an_error_inside_a_patch_takes_its_step_out_of_the_recording(stage):
+    broken = False
+
+    def sometimes(x):
+        if broken:
+            raise BrokenPatchError
+
+    used = stage()
+    taps = Taps(PROGRAM, record=["layers.*.attn.q"], patch={"layers.1.attn.v": sometimes})
+    used.interpreter.run(used.batch({"a": IDS}), used.kv_cache, taps)
+    kept = taps.recording["layers.0.attn.q"].copy()
+    broken = True
+    with pytest.raises(BrokenPatchError):
+        used.interpreter.run(used.batch({"b": IDS}), used.kv_cache, taps)
+    np.testing.assert_array_equal(taps.recording["layers.0.attn.q"], kept)
+    assert len(taps.recording.positions) == 1

@@ -86,13 +86,27 @@ class Taps:
         self.names = frozenset(self._record | set(self._patches))
         self.patched = frozenset(self._patches)
         self.recording = Recording()
+        self._before: dict[str, int] = {}  # arrays recorded before the step under way
 
     def begin(self, batch: Batch) -> None:
         """Called by an interpreter at the start of a step."""
         self.recording.positions.append(np.array(batch.positions))
+        self._before = {name: len(arrays) for name, arrays in self.recording.steps.items()}
 
     def visit(self, name: str, tensor: np.ndarray) -> np.ndarray | None:
-        """Called by an interpreter with each tapped tensor (a view it may reuse). Gives back a replacement or None."""
+        """Called by an interpreter with each tapped tensor (a view it may reuse). Gives back a replacement or None.
+
+        Where a patch fails, nothing of its step stays in the recording.
+        """
+        try:
+            return self._visit(name, tensor)
+        except BaseException:
+            self.recording.positions.pop()
+            for recorded, arrays in self.recording.steps.items():
+                del arrays[self._before.get(recorded, 0) :]
+            raise
+
+    def _visit(self, name: str, tensor: np.ndarray) -> np.ndarray | None:
         replacement = None
         for function in self._patches.get(name, ()):
             current = tensor if replacement is None else replacement

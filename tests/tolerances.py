@@ -41,3 +41,43 @@ def dot_product(length: int) -> float:
 # and its float16 scale by 2^-11.
 KV_F16_RELATIVE = 2.0**-11
 KV_Q8_0_OF_LARGEST = 0.5 / 127 + 2.0**-11
+
+
+# Matrix products of the kernels, against the same sum in float64, times the sum of the absolute terms that are added.
+# Roundings one after another, half an EPS32 each of a partial sum that is no larger than that sum.
+def int8_product(groups: int) -> float:
+    """Terms: a group's exact integer dot products times its scales. At most three additions a group (a code's term
+    and two minimums), and four roundings of a term itself (its scales multiplied twice, its sum of activations scaled,
+    the product where there is no fused multiply-add).
+    """
+    return (3 * groups + 4) * EPS32 / 2
+
+
+def float_product(groups: int) -> float:
+    """Terms: w * x. A chain of 16 in a group, two chains added, then the groups; a term itself is rounded once."""
+    return (16 + 1 + groups + 1) * EPS32 / 2
+
+
+# exp in the kernels: two spacings relative, for arguments from -87.33 to 88.37; beyond, that of the nearer end.
+EXP_RELATIVE = 2 * EPS32
+EXP_SMALLEST = 1.2e-38
+
+# RMSNorm against float64: the factor is rounded to float32, then two products are.
+RMS_NORM_RELATIVE = 3 * EPS32 / 2
+
+# gate / (1 + e^-gate) * up: exp, one addition, one division, one product. Below -88.37 the quotient stays at
+# gate / (1 + e^88.37) instead of falling on, and the smallest results are rounded to multiples of 2^-149.
+SILU_RELATIVE = EXP_RELATIVE + 3 * EPS32 / 2
+SILU_OF_PRODUCT = 4.2e-39
+SUBNORMAL = 2.0**-149
+
+
+def attention(head_dim: int, keys: int, spans: int) -> tuple[float, float]:
+    """(times the largest sum |q_d k_d| / sqrt(head_dim), plus), both times sum_j p_j |v_j|.
+
+    A score sums head_dim terms (twice rounded without fused multiply-add; q8_0 adds a product for each 32) and is
+    scaled; the error of a score is the relative error of its weight, above and below the fraction. Then the weights:
+    exp twice (in its span, and the span's), the sum of the weights, the sum of the weighted values, the spans, the
+    division. A key far below the others keeps a weight of EXP_SMALLEST.
+    """
+    return 2 * (head_dim + 4) * EPS32, 2 * (2 * EXP_RELATIVE + (keys + 2 * spans + 4) * EPS32 / 2)

@@ -14,10 +14,12 @@ import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from cutaway import _native
+from cutaway.config import ModelConfig
 from cutaway.errors import KernelError
 from cutaway.forward.program import Batch, Op, Program, TopLogits
 from cutaway.forward.rope import rope_tables
@@ -25,6 +27,9 @@ from cutaway.forward.taps import Taps
 from cutaway.quant import Weight
 
 __all__ = ["NativeProgram", "isas", "kernel_of", "read_bandwidth", "usable_cores"]
+
+
+_KV_DTYPES = {"f16": np.float16, "f32": np.float32, "q8_0": np.int8}
 
 
 def isas() -> list[str]:
@@ -162,7 +167,9 @@ class NativeProgram:
         """
         compiled = self._compile(taps.names if taps else frozenset())
         plan, self._last = compiled.plan, compiled
-        top_k = batch.head_top_k or 0
+        top_k, vocab = batch.head_top_k or 0, self.program.config.vocab
+        if batch.head_top_k is not None and not 1 <= top_k <= vocab:
+            raise KernelError("head_top_k", found=batch.head_top_k, expected=f"1 to {vocab}")
         self._bind(plan, kv_cache)
         try:
             plan.begin(
@@ -177,6 +184,8 @@ class NativeProgram:
             )
         except ValueError as error:
             raise KernelError(str(error)) from None
+        except TypeError:
+            raise KernelError("batch: arrays must be contiguous int32, block_tables [num_seqs, max_blocks]") from None
         outputs = len(batch.output_rows)
         end = len(compiled.phases) - (0 if top_k else 1) if outputs else compiled.head
         if taps is None:
@@ -184,9 +193,9 @@ class NativeProgram:
         else:
             self._run_tapped(compiled, end, batch, taps, profile)
         if not outputs:
-            return np.empty((0, self.program.config.vocab), np.float32)
+            return np.empty((0, vocab), np.float32)
         if top_k:
-            ids, values = plan.top(min(top_k, self.program.config.vocab))
+            ids, values = plan.top(top_k)
             return TopLogits(ids, values)
         return np.array(plan.view(compiled.logits))
 
@@ -218,6 +227,7 @@ class NativeProgram:
     def _bind(self, plan: _native.Plan, kv: object) -> None:
         if getattr(plan, "bound", None) is kv:
             return
+        _check_kv(kv, self.program.config)
         plan.bind_kv(kv.k, kv.v, kv.k_scale, kv.v_scale, kv.k_type, kv.v_type)  # type: ignore[attr-defined]
         plan.bound = kv
 
@@ -249,6 +259,33 @@ class NativeProgram:
         if tapped not in self._compiled:
             self._compiled[tapped] = _Compiler(self, tapped).compile()
         return self._compiled[tapped]
+
+
+def _check_kv(kv: Any, config: ModelConfig) -> None:
+    """Raises KernelError where the arrays of a KV cache are not what the kernels will read and write."""
+    size, dim, kinds = kv.block_size, config.head_dim, {"k": kv.k_type, "v": kv.v_type}
+    if size % 8:
+        raise KernelError("KV cache: blocks of whole vectors", found=f"block_size {size}", expected="a multiple of 8")
+    for kind in kinds.values():
+        if kind not in _KV_DTYPES:
+            raise KernelError("KV cache: unknown type", found=repr(kind), expected=", ".join(_KV_DTYPES))
+        if kind == "q8_0" and dim % 32:
+            raise KernelError("KV cache: q8_0", found=f"head_dim {dim}", expected="a multiple of 32", hint="f16 or f32")
+    blocks = len(kv.k[0]) if kv.k else 0
+    tails = {"k": (dim, size), "v": (size, dim), "k_scale": (dim // 32, size), "v_scale": (size, dim // 32)}
+    for name, tail in tails.items():
+        kind, scales = kinds[name[0]], name.endswith("_scale")
+        if scales and kind != "q8_0":
+            continue
+        shape, dtype = (blocks, config.num_kv_heads, *tail), np.dtype(np.float16 if scales else _KV_DTYPES[kind])
+        arrays = getattr(kv, name)
+        if len(arrays) != config.num_layers:
+            raise KernelError(f"KV cache: layers of {name}", found=len(arrays), expected=config.num_layers)
+        for array in arrays:
+            whole = array.flags.c_contiguous and array.flags.writeable
+            if array.shape != shape or array.dtype != dtype or not whole:
+                found, expected = f"{array.dtype} {array.shape}", f"{dtype} {shape}, contiguous and writable"
+                raise KernelError(f"KV cache: {name}", found=found, expected=expected)
 
 
 def _is_mapped(data: np.ndarray) -> bool:

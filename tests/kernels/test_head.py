@@ -1,0 +1,81 @@
+"""The largest logits, found with less work than all of them: always exactly those of the full head.
+
+The weights are chosen against a method that looks at a weight's high bits first: rows that differ in their low bits
+only, rows that are equal, scales of zero, of either sign and of very different size.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tiny
+from raw import ISAS, THREADS, filled, random_bytes, random_rows, same_bits, with_scales
+from small import config, ids_of
+from steps import Stage
+
+from cutaway import quant
+from cutaway.forward.decoder import decoder
+from cutaway.forward.native import NativeProgram
+from cutaway.forward.program import TopLogits
+from cutaway.quant import Weight
+
+VOCAB, HIDDEN, COUNTS = 1003, 96, (1, 2, 20, 50, 1003)
+CONFIG = config(head_dim=8, group=1, num_kv_heads=1, vocab=VOCAB, hidden=HIDDEN, tied_head=False)
+
+
+def near_rows(rng: np.random.Generator) -> np.ndarray:
+    """One row over and over, but for its low bits."""
+    data = np.repeat(random_rows("Q8_0", 1, HIDDEN, rng), VOCAB, axis=0).reshape(VOCAB, -1, 34)
+    data[:, :, 2:] ^= rng.integers(0, 8, (VOCAB, data.shape[1], 32), dtype=np.uint8)
+    return data.reshape(VOCAB, -1)
+
+
+def sized_rows(rng: np.random.Generator) -> np.ndarray:
+    data = random_bytes("Q8_0", VOCAB, HIDDEN, rng)
+    return with_scales("Q8_0", data, rng.choice([-1.0, 1.0], (VOCAB, 3)) * 2.0 ** rng.integers(-20, 2, (VOCAB, 3)))
+
+
+def one_high_row(rng: np.random.Generator) -> np.ndarray:
+    data = random_rows("Q8_0", VOCAB, HIDDEN, rng)
+    data[777] = quant.quantize("Q8_0", 3 * quant.dequantize("Q8_0", data[777:778]))
+    return data
+
+
+HEADS = {
+    "random": lambda rng: random_rows("Q8_0", VOCAB, HIDDEN, rng),
+    "rows that differ in low bits": near_rows,
+    "rows by turns equal": lambda rng: np.tile(random_rows("Q8_0", 17, HIDDEN, rng), (59, 1)),
+    "all rows equal": lambda rng: np.repeat(random_rows("Q8_0", 1, HIDDEN, rng), VOCAB, axis=0),
+    "all zero": lambda rng: filled("Q8_0", VOCAB, HIDDEN, 0x55, 0.0),
+    "all -128": lambda rng: filled("Q8_0", VOCAB, HIDDEN, 0x80, 0.01),
+    "all 127, negative scale": lambda rng: filled("Q8_0", VOCAB, HIDDEN, 0x7F, -0.01),
+    "scales from tiny to large": sized_rows,
+    "one row above the others": one_high_row,
+}
+
+
+def programs(data: np.ndarray, isa: str, threads: int) -> NativeProgram:
+    program = decoder(CONFIG)
+    weights = dict(tiny.random_weights(program, seed=3))
+    weights["head.weight"] = Weight("head.weight", "Q8_0", (VOCAB, HIDDEN), data)
+    return NativeProgram(program, weights, activations="int8", threads=threads, isa=isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("head", HEADS)
+def test_the_largest_logits_are_those_of_the_full_head(head, isa):
+    data = HEADS[head](np.random.default_rng(8))
+    ids = ids_of(CONFIG, 33)
+    for threads in THREADS:
+        interpreter = programs(data, isa, threads)
+        full = Stage(interpreter, CONFIG, "f16").logits(ids)
+        for outputs in ("all", "last"):
+            rows = full if outputs == "all" else full[-1:]
+            order = np.argsort(-rows, axis=1, kind="stable")
+            for k in COUNTS:
+                for _ in range(2):  # a method that gives up once must be right the next time as well
+                    stage = Stage(interpreter, CONFIG, "f16")
+                    top = interpreter.run(stage.batch({"a": ids}, outputs, head_top_k=k), stage.kv_cache)
+                    assert isinstance(top, TopLogits)
+                    assert np.array_equal(top.ids, order[:, :k]), f"{k} of {outputs}, {threads} threads"
+                    assert same_bits(top.values, np.take_along_axis(rows, order[:, :k], axis=1))

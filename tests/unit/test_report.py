@@ -8,6 +8,7 @@ import shlex
 import pytest
 import typer
 from glass_llm import GlassLLM
+from rich.cells import cell_len
 
 from cutaway.cli import VERBS, application
 from cutaway.errors import ContextLengthError
@@ -82,7 +83,8 @@ def test_every_form(made: Report) -> None:
     assert json.loads(render(english, "json", data=made))["stability"]["same"] is True
     assert "# A model with its side cut open: tiny" in render(english, "md")
     assert "剖开一个模型" in render(chinese, "html", data=made)
-    assert max(map(len, render(english, "terminal").split("\n"))) <= 80
+    for document in (english, chinese):
+        assert max(map(cell_len, render(document, "terminal").split("\n"))) <= 80
 
 
 def test_what_does_not_fit_is_told_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

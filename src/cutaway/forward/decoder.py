@@ -1,7 +1,7 @@
 """The forward pass of the decoder family (Qwen2, Qwen2.5, Qwen3, Llama), written once.
 
 Read it top to bottom: one line an operation, each ending with the shape it makes. Nothing is computed here; the
-interpreters in `reference.py`, `native.py` and `torch.py` do that. Read next: `reference.py`, the definition of
+interpreters in `reference.py` and `native.py` do that. Read next: `reference.py`, the definition of
 every operation.
 
 T = num_tokens, R = num_outputs.

@@ -1,9 +1,9 @@
 """The forward pass as data: a Program is a list of named operations over named tensors.
 
 An operation is named after the tensor it makes (`layers.3.attn.q`), so a name is at once a row of the table of
-shapes, a tap, and a line of the profile. `decoder.py` writes the Program; `reference.py` (NumPy), `native.py` (C++)
-and `torch.py` execute it. This room computes nothing: it only says what is to be computed, how large the tensors
-are, and what work an operation costs. Read next: `decoder.py`.
+shapes, a tap, and a line of the profile. `decoder.py` writes the Program; `reference.py` (NumPy) and `native.py`
+(C++) execute it. This room computes nothing: it only says what is to be computed, how large the tensors are, and what
+work an operation costs. Read next: `decoder.py`.
 """
 
 from __future__ import annotations

@@ -161,18 +161,28 @@ void gemm_panels(const MatmulArgs& a, int panel, int first, int count, Strip* st
         for (int t = 0; t < count; ++t) finish(a, panel + p, first + t, acc[p * kTokenBlock + t]);
 }
 
-// A handful of tokens: codes stay in registers, without the way through a strip.
+// A handful of tokens: codes stay in registers, without the way through a strip. The tokens' activations are laid side by
+// side first, group by group, so that one pointer walks them all.
 template <Kind KIND, int T> void few(const MatmulArgs& a, int first) {
     const int groups = a.w->groups();
     const size_t panel_bytes = a.w->panel_bytes(), codes_stride = 32 * static_cast<size_t>(groups);
-    const int8_t* codes = a.codes + first * codes_stride;
-    const GroupSums* sums = a.sums + static_cast<size_t>(first) * groups;
+    const size_t codes_bytes = codes_stride * T;
+    // SAFETY: the sums start at a multiple of 32 bytes of a block that malloc aligned for any type.
+    int8_t* const codes = static_cast<int8_t*>(std::malloc(codes_bytes + sizeof(GroupSums) * groups * T));
+    GroupSums* const sums = reinterpret_cast<GroupSums*>(codes + codes_bytes);
+    for (int g = 0; g < groups; ++g)
+        for (int t = 0; t < T; ++t) {
+            std::memcpy(codes + (g * T + t) * 32, a.codes + (first + t) * codes_stride + 32 * g, 32);
+            sums[g * T + t] = a.sums[static_cast<size_t>(first + t) * groups + g];
+        }
     for (int p = a.panel_begin; p < a.panel_end; ++p) {
         const Walk<KIND> walk{a.w->data + p * panel_bytes};
         F8 acc[T];
         for (int t = 0; t < T; ++t) acc[t] = f_zero();
         for (int g = 0; g < groups; ++g) {
             const uint8_t* group = walk.group(g);
+            const int8_t* y = codes + g * T * 32;
+            const GroupSums* sum = sums + g * T;
             fetch<Walk<KIND>::GROUP>(group);
             B32 u[8];
             const Scales s = Format<KIND>::scales(walk.header(g), group);
@@ -180,15 +190,16 @@ template <Kind KIND, int T> void few(const MatmulArgs& a, int first) {
                 Format<KIND>::join(group, a.w->low + p * a.w->low_panel_bytes() + static_cast<size_t>(g) * 96, u);
                 for (int j = 0; j < 8; ++j) u[j] = b_prepare8(u[j]);
 #pragma GCC unroll 8
-                for (int t = 0; t < T; ++t) acc[t] = Format<KIND>::add_joined(acc[t], s, dot32<8>(u, codes + t * codes_stride + 32 * g), sums[t * groups + g]);
+                for (int t = 0; t < T; ++t) acc[t] = Format<KIND>::add_joined(acc[t], s, dot32<8>(u, y + 32 * t), sum[t]);
             } else {
                 Format<KIND>::codes(group, u);
 #pragma GCC unroll 8
-                for (int t = 0; t < T; ++t) acc[t] = Format<KIND>::add(acc[t], s, u, codes + t * codes_stride + 32 * g, sums[t * groups + g]);
+                for (int t = 0; t < T; ++t) acc[t] = Format<KIND>::add(acc[t], s, u, y + 32 * t, sum[t]);
             }
         }
         for (int t = 0; t < T; ++t) finish(a, p, first + t, acc[t]);
     }
+    std::free(codes);
 }
 
 template <Kind KIND> void gemm(const MatmulArgs& a) {

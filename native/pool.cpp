@@ -16,6 +16,7 @@ namespace cutaway {
 namespace {
 
 constexpr int kSpins = 4000, kYields = 200;
+constexpr int kSpinsCrowded = 20;  // with more threads than cores, a spinning thread keeps the one it waits for from running
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -25,7 +26,7 @@ inline void pause() {
 
 }  // namespace
 
-Pool::Pool(int threads) : threads_(threads < 1 ? 1 : threads) {
+Pool::Pool(int threads) : threads_(threads < 1 ? 1 : threads), spins_(threads_ > usable_cores() ? kSpinsCrowded : kSpins) {
     for (int t = 1; t < threads_; ++t) workers_.emplace_back([this, t] { loop(t); });
 }
 
@@ -37,7 +38,7 @@ Pool::~Pool() {
 }
 
 void Pool::wait_for(const std::atomic<unsigned>& value, unsigned old) {
-    for (int i = 0; i < kSpins; ++i) {
+    for (int i = 0; i < spins_; ++i) {
         if (value.load(std::memory_order_acquire) != old) return;
         pause();
     }

@@ -31,7 +31,7 @@ class Pool {
     void wake();
     void loop(int thread);
 
-    const int threads_;
+    const int threads_, spins_;
     alignas(64) std::atomic<unsigned> epoch_{0};    // work given out so far
     alignas(64) std::atomic<int> arrived_{0};       // threads at the current barrier
     alignas(64) std::atomic<unsigned> passed_{0};   // barriers passed so far

@@ -38,7 +38,9 @@ def test_shapes(made: Report) -> None:
     assert [rows[f"layers.{i}.residual"].output_shape for i in range(24)] == [(tokens, 896)] * 24
     assert "layers.24.residual" not in rows
     assert rows["logits"].output_shape == (tokens, 151936)
-    assert made.model.params == 494_032_768
+    assert made.model.params == 494_032_768 + (
+        0 if made.model.tied_head else 136_134_656
+    )  # the file has its head apart
 
 
 def test_memory(made: Report) -> None:
@@ -54,7 +56,7 @@ def test_predicted_is_allocated(llm: Any) -> None:
     assert plan(llm.config, 0, llm.max_context).kv_bytes == llm.engine.kv_cache.nbytes
 
 
-def test_the_estimate_of_scratch_is_near_what_is_allocated(llm: Any) -> None:
+def test_the_estimate_of_scratch_is_on_the_safe_side(llm: Any) -> None:
     from cutaway.experiments.kv import scratch_estimate
     from cutaway.forward.native import NativeProgram
 
@@ -64,7 +66,7 @@ def test_the_estimate_of_scratch_is_near_what_is_allocated(llm: Any) -> None:
         llm.generate(list(range(100, 700)), max_tokens=2)
     finally:
         llm.engine.interpreter = own
-    assert 0.7 < scratch_estimate(llm.config) / fresh.scratch_nbytes < 1.3
+    assert 0.9 < scratch_estimate(llm.config) / fresh.scratch_nbytes < 2.5
 
 
 def test_the_cache_changes_the_time_and_not_the_text(made: Report) -> None:

@@ -77,7 +77,7 @@ def formula(config: ModelConfig, k_type: str, v_type: str) -> str:
 
 
 def scratch_estimate(config: ModelConfig, num_tokens: int = CHUNK) -> int:
-    """Bytes of the tensors that live together while a layer computes `num_tokens` tokens, and one row of logits.
+    """Bytes of the tensors of one layer that computes `num_tokens` tokens, and one row of logits: on the safe side.
 
     float32: the residual, its norm and what is added to it; q, k, v and the mixed values; gate, up and their product.
     """

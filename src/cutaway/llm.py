@@ -91,7 +91,8 @@ class LLM:
         self.max_context = min(self.config.max_context, DEFAULT_MAX_CONTEXT) if max_context is None else max_context
         self.k_type, self.v_type = k_type or kv_type, v_type or kv_type
         self.tokenizer = Tokenizer.from_vocabulary(self.checkpoint.vocabulary)
-        threading.Thread(target=self._prepare_tokenizer, daemon=True).start()  # while the weights are packed
+        if self.tokenizer.vocab_size:
+            threading.Thread(target=self._prepare_tokenizer, daemon=True).start()  # while the weights are packed
         self.chat_template = self.checkpoint.chat_template
         self._template = ChatTemplate(self.chat_template, self.tokenizer.special_tokens) if self.chat_template else None
         self.interpreter: Interpreter = self._interpreter(interpreter, activations, threads)

@@ -22,8 +22,8 @@ COSINE_ABSOLUTE = 4 * EPS32
 FLOAT32_TIMES_TRANSFORMERS = 4.0
 
 # A hidden state is allowed that many spacings of the largest value the stream has had so far besides: in the real
-# models one value of one row reaches 1,700 by products that nearly cancel, and a float32 run that happens to round that value
-# right says nothing of the others. (Of the typical row nothing is allowed besides.)
+# models one value of one row reaches 1,700 by products that nearly cancel, and a float32 run that happens to round that
+# value right says nothing of the others. (Of the typical row nothing is allowed besides.)
 HIDDEN_ROUNDINGS = 16
 
 # The float64 reference against float64 transformers. They differ in the float32 tables only: a cosine is rounded to

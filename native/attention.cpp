@@ -45,7 +45,7 @@ void Plan::attention(const Phase& p, int thread) {
     auto attend = [&](int t, int h, int span, float* m, float* l, float* acc) {
         const int seq = seq_of_token_[t], keys = batch_.positions[t] + 1;
         k_->attend({&kv, batch_.block_tables + static_cast<size_t>(seq) * batch_.max_blocks, h, group,
-                    buffer(p.in) + (static_cast<size_t>(t) * heads + h * group) * d, scale, span * kSpan, std::min(keys, (span + 1) * kSpan), m, l, acc});
+                    buffer(p.in) + (static_cast<size_t>(t) * heads + h * group) * d, scale, span * kSpan, std::min(keys, (span + 1) * kSpan), split_spans_, m, l, acc});
     };
     auto spans_of = [&](int t) { return (batch_.positions[t] + kSpan) / kSpan; };
 

@@ -46,7 +46,7 @@ template <KvType TYPE> inline F8 load_kv(const void* base, size_t at) {
 
 // Scores of 8 * NV keys that lie side by side in one block: lanes are keys, dimensions in rising order. q [head_dim, G].
 template <KvType TYPE, int G, int NV>
-inline void score_keys(const AttendArgs& a, const float* q, size_t at, size_t scale_at, float* scores) {
+inline void score_keys(const AttendArgs& a, const float* q, size_t at, size_t scale_at, const uint8_t* ahead, float* scores) {
     const KvLayer& kv = *a.kv;
     F8 acc[G][NV];
     for (int g = 0; g < G; ++g)
@@ -57,6 +57,7 @@ inline void score_keys(const AttendArgs& a, const float* q, size_t at, size_t sc
         for (int g = 0; g < G; ++g)
             for (int n = 0; n < NV; ++n) part[g][n] = TYPE == KvType::Q8 ? f_zero() : acc[g][n];
         for (int d = base; d < base + step; ++d) {
+            if (ahead) prefetch(ahead + static_cast<size_t>(d) * 64);
             F8 key[NV];
             for (int n = 0; n < NV; ++n) key[n] = load_kv<TYPE>(kv.k, at + static_cast<size_t>(d) * kv.block_size + 8 * n);
             for (int g = 0; g < G; ++g) {
@@ -102,6 +103,21 @@ inline void mix_values(const AttendArgs& a, const float* p, int dim, float* out)
         for (int n = 0; n < NV; ++n) f_store(out + g * kv.head_dim + dim + 8 * n, acc[g][n]);
 }
 
+// The values of this block, or the keys of the next, for the calls that score the block's keys to fetch on the way: a
+// cache line with each dimension, which is all of a float16 block of 32.
+template <KvType K, KvType V> inline const uint8_t* next_bytes(const AttendArgs& a, int key) {
+    const KvLayer& kv = *a.kv;
+    auto block = [&](const void* base, KvType type, int index) {
+        const size_t width = type == KvType::F32 ? 4 : type == KvType::F16 ? 2 : 1;
+        const size_t head = static_cast<size_t>(a.block_table[index]) * kv.num_kv_heads + a.kv_head;
+        return static_cast<const uint8_t*>(base) + head * kv.head_dim * kv.block_size * width;
+    };
+    const int index = key / kv.block_size, offset = key % kv.block_size;
+    if (offset == 0) return block(kv.v, V, index);
+    if (offset <= 16 && (index + 1) * kv.block_size < a.key_end) return block(kv.k, K, index + 1);
+    return nullptr;
+}
+
 template <KvType K, KvType V, int G> void attend_group(const AttendArgs& a, int first) {
     const KvLayer& kv = *a.kv;
     alignas(32) float q[kMaxHeadDim * G];  // one dimension of all heads side by side
@@ -116,11 +132,12 @@ template <KvType K, KvType V, int G> void attend_group(const AttendArgs& a, int 
         const size_t at = head * kv.head_dim * kv.block_size + offset;
         const size_t scale_at = head * (kv.head_dim / 32) * kv.block_size + offset;
         float* out = scores + key - a.key_begin;
+        const uint8_t* ahead = a.ahead ? next_bytes<K, V>(a, key) : nullptr;
         if (kWide == 2 && key + 8 < a.key_end && offset + 16 <= kv.block_size) {
-            score_keys<K, G, kWide>(a, q, at, scale_at, out);
+            score_keys<K, G, kWide>(a, q, at, scale_at, ahead, out);
             key += 16;
         } else {
-            score_keys<K, G, 1>(a, q, at, scale_at, out);
+            score_keys<K, G, 1>(a, q, at, scale_at, ahead, out);
             key += 8;
         }
     }

@@ -58,6 +58,7 @@ struct AttendArgs {
     const float* q;          // [group, head_dim]
     float scale;
     int key_begin, key_end;  // key_end - key_begin <= kSpan
+    bool ahead;              // fetch blocks ahead: a lone query reads keys and values that are in no cache yet
     float* m;                // [group]
     float* l;                // [group]
     float* acc;              // [group, head_dim]

@@ -44,7 +44,7 @@ void one(const Kernels& k, KvType k_type, KvType v_type, int dim, int group, int
     const size_t lanes = static_cast<size_t>(spans * group);
     Exact<float> m(lanes), l(lanes), acc(lanes * d), out(static_cast<size_t>(group) * d);
     for (int s = 0; s < spans; ++s)
-        k.attend({&cache.layer, table.get(), head, group, q.get(), scale, s * kSpan, std::min(keys, (s + 1) * kSpan), m.get() + s * group, l.get() + s * group, acc.get() + static_cast<size_t>(s * group) * d});
+        k.attend({&cache.layer, table.get(), head, group, q.get(), scale, s * kSpan, std::min(keys, (s + 1) * kSpan), keys % 2 == 1, m.get() + s * group, l.get() + s * group, acc.get() + static_cast<size_t>(s * group) * d});
     for (int g = 0; g < group; ++g)
         k.merge_spans(m.get() + g, l.get() + g, acc.get() + static_cast<size_t>(g) * d, spans, group, group * dim, dim, out.get() + static_cast<size_t>(g) * d);
 

@@ -7,8 +7,8 @@ cd "$(dirname "$0")/.."
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 cxx=${CXX:-$(command -v g++ || command -v clang++)}
-common=(-std=c++17 -g -fno-omit-frame-pointer -ffp-contract=off -Wall -Wextra -Werror -pthread)
-jobs=$(nproc)
+common=(-std=c++17 -O1 -g -fno-omit-frame-pointer -ffp-contract=off -Wall -Wextra -Werror -pthread)
+[[ $cxx == *clang* ]] || common+=(-fno-var-tracking) # half the time, and traces still name the line
 
 flags_for() { # instruction set flags of a file, as in CMakeLists.txt
   local avx2="-mavx2 -mfma -mf16c"
@@ -18,22 +18,20 @@ flags_for() { # instruction set flags of a file, as in CMakeLists.txt
   esac
 }
 
-# build NAME FLAGS... -- FILES...: one compiler call a file, as many at once as there are processors
-build() {
-  local name=$1 flags=() objects=() file
+# commands NAME FLAGS... -- FILES...: one compiler call a file
+commands() {
+  local name=$1 flags=() file
   shift
   while [[ $1 != -- ]]; do flags+=("$1") && shift; done
   shift
   mkdir -p "$out/$name"
   for file in "$@"; do
     echo "$cxx ${common[*]} ${flags[*]} $(flags_for "$file") -c $file -o $out/$name/$(basename "$file").o"
-  done | xargs -P "$jobs" -I{} bash -c '{}'
-  for file in "$@"; do objects+=("$out/$name/$(basename "$file").o"); done
-  "$cxx" "${common[@]}" "${flags[@]}" "${objects[@]}" -o "$out/$name/kernels_test"
+  done
 }
 
-sources=()
-for file in *.cpp; do
+sources=() # those that take longest first
+for file in kernels_*.cpp [!k]*.cpp tests/*.cpp; do
   [[ $file == bindings.cpp ]] || sources+=("$file")
 done
 plain=()
@@ -42,10 +40,19 @@ for file in "${sources[@]}"; do
 done
 define=()
 if [[ $(uname -m) == x86_64 ]]; then define=(-DCUTAWAY_X86); else sources=("${plain[@]}"); fi
+address=(-fsanitize=address,undefined -fno-sanitize-recover=all)
+thread=(-fsanitize=thread)
 
-build address -O1 -fsanitize=address,undefined -fno-sanitize-recover=all "${define[@]}" -- "${sources[@]}" tests/*.cpp
+{
+  commands address "${address[@]}" "${define[@]}" -- "${sources[@]}"
+  commands thread "${thread[@]}" -- "${plain[@]}"
+} | xargs -P "$(nproc)" -I{} bash -c '{}'
+"$cxx" -pthread "${address[@]}" "$out"/address/*.o -o "$out/address/kernels_test"
+"$cxx" -pthread "${thread[@]}" "$out"/thread/*.o -o "$out/thread/kernels_test"
+printf 'built (%d s)\n' "$SECONDS"
+
+"$out/thread/kernels_test" pool plan >"$out/thread/log" 2>&1 &
 ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1 "$out/address/kernels_test"
-
-build thread -O1 -fsanitize=thread -- "${plain[@]}" tests/*.cpp
-"$out/thread/kernels_test" pool plan
+wait $! || { cat "$out/thread/log" && exit 1; }
+cat "$out/thread/log"
 printf 'sanitizers found nothing (%d s)\n' "$SECONDS"

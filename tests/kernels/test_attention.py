@@ -81,7 +81,7 @@ def test_attention_over_every_context_length(k_type, v_type, isa):
 
 
 @every_isa
-@pytest.mark.parametrize("head_dim", [8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 104, 112, 120, 128])
+@pytest.mark.parametrize("head_dim", [8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 104, 112, 120, 128, 136, 192, 256])
 def test_attention_with_heads_of_any_size(head_dim, isa):
     cfg = config(head_dim=head_dim)
     for k_type, v_type in PAIRS if head_dim % 32 == 0 else itertools.product(("f16", "f32"), repeat=2):

@@ -170,9 +170,10 @@ def test_what_no_kernel_is_made_for_is_refused():
     for options in ({"activations": "int4"}, {"isa": "mmx"}):
         with pytest.raises(KernelError):
             NativeProgram(program, weights, **options)
-    odd = decoder(config(head_dim=12))
-    with pytest.raises(KernelError):
-        NativeProgram(odd, tiny.random_weights(odd))
+    for head_dim in (12, 264):  # no whole vectors; larger than the kernels' own memory for a query
+        other = decoder(config(head_dim=head_dim))
+        with pytest.raises(KernelError):
+            NativeProgram(other, tiny.random_weights(other))
 
 
 def test_a_batch_without_the_attributes_of_one_is_no_crash(stage):

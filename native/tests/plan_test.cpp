@@ -205,10 +205,12 @@ void bad_batches(Model& model) {
     refused(model, "a block table too short", [](Step&, BatchView& v) { v.max_blocks = 2; });
     refused(model, "an output row past the tokens", [](Step& s, BatchView&) { s.rows[3] = 40; });
     refused(model, "a negative output row", [](Step& s, BatchView&) { s.rows[3] = -1; });
-    Exact<int32_t> starts(3), lengths(2), tables(6);
-    starts[1] = 1 << 20, starts[2] = 40;  // rises past the tokens, then falls back
-    lengths[0] = lengths[1] = 40;
-    refused(model, "starts that fall", [&](Step&, BatchView& v) { v.query_starts = starts.get(), v.context_lengths = lengths.get(), v.block_tables = tables.get(), v.num_seqs = 2, v.max_blocks = 3; });
+    Exact<int32_t> starts(3), lengths(2), tables(26);
+    starts[1] = 200, starts[2] = 40;  // rises past the tokens, then falls back
+    lengths[0] = 200, lengths[1] = 40;
+    const Step good(text(40), 0, 40);
+    for (size_t i = 0; i < good.table.size(); ++i) tables[i] = good.table[i];
+    refused(model, "starts that fall", [&](Step&, BatchView& v) { v.query_starts = starts.get(), v.context_lengths = lengths.get(), v.block_tables = tables.get(), v.num_seqs = 2, v.max_blocks = 13; });
 }
 
 }  // namespace

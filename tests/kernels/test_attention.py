@@ -17,6 +17,7 @@ from tolerances import EXP_SMALLEST
 from tolerances import attention as allowed_error
 
 from cutaway.forward import reference
+from cutaway.forward.taps import Taps
 
 SPAN = 256  # keys of one attention span
 BORDERS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 256, 257, 263, 264, 265, 511, 512, 513, 520)
@@ -180,6 +181,26 @@ def test_a_key_or_value_that_is_not_a_number_is_never_hidden(k_type, v_type, isa
 
 
 @every_isa
+@every_pair
+def test_what_is_stored_of_a_key_or_value_that_is_not_a_number_is_not_one(k_type, v_type, isa):
+    cfg = config()
+    interpreter = native(cfg, isa)
+    for name in ("k_rope", "v"):
+        for dim in (0, 31):
+
+            def broken(x: np.ndarray, dim: int = dim) -> np.ndarray:
+                return np.where((np.arange(len(x)) == 5)[:, None] & (np.arange(x.shape[1]) % 32 == dim), np.nan, x)
+
+            stage = stage_of(interpreter, k_type, v_type)
+            full = [f"layers.0.attn.{name}", "layers.0.attn.mix"]
+            taps = Taps(interpreter.program, record=full[1:], patch={full[0]: broken})
+            stage.feed({"a": ids_of(cfg, 40)}, "none", taps=taps)
+            mix = np.array(taps.recording[full[1]])
+            assert np.isfinite(mix[:5]).all()
+            assert np.isnan(mix[5:]).any(axis=1).all(), f"{name}, dimension {dim}"
+
+
+@every_isa
 def test_scores_far_apart_do_not_overflow(isa):
     """Queries and keys of hundreds: one key takes all the weight, and its value comes out."""
     cfg = config(head_dim=32, group=2)
@@ -192,3 +213,25 @@ def test_scores_far_apart_do_not_overflow(isa):
         assert np.abs(found["attn.q_rope"]).max() > 100
         assert_is_attention(found, stage)
         assert_is_stored(found, stage)
+
+
+@every_isa
+def test_q8_0_codes_half_way_between_two_go_to_the_even_one(isa):
+    cfg = config()
+    rng = np.random.default_rng(4)
+
+    def ties(x: np.ndarray) -> np.ndarray:
+        """(code + 1/2) * scale, exactly, where the scale is the float16 of the largest value / 127."""
+        scales = np.float16(rng.uniform(0.01, 1, (len(x), x.shape[1] // 32, 1))).astype(np.float32)
+        codes = rng.integers(-126, 126, (*scales.shape[:2], 32)) + np.float32(0.5)
+        codes[..., 7] = 127
+        return (codes.astype(np.float32) * scales).reshape(x.shape)
+
+    stage = stage_of(native(cfg, isa), "q8_0")
+    names = {name: f"layers.0.attn.{name}" for name in ("k_rope", "v")}
+    taps = Taps(stage.interpreter.program, record=list(names.values()), patch=dict.fromkeys(names.values(), ties))
+    stage.feed({"a": ids_of(cfg, 70)}, "none", taps=taps)
+    assert_is_stored({f"attn.{name}": np.array(taps.recording[full]) for name, full in names.items()}, stage)
+    codes = stage.kv_cache.k[0][stage.sequences["a"].blocks[0]]
+    assert (np.abs(codes) == 127).sum() == cfg.num_kv_heads * 32
+    assert (codes % 2 == 0).sum() == codes.size - (codes == 127).sum()

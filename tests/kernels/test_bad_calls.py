@@ -65,9 +65,18 @@ BAD_BATCHES = {
     "starts that skip tokens": lambda b: {"query_starts": ints(1, 40)},
     "starts past the tokens": lambda b: {"query_starts": ints(0, 41)},
     "starts that fall": lambda b: {
+        "query_starts": ints(0, 200, 40),
+        "context_lengths": ints(200, 40),
+        "block_tables": np.tile(b.block_tables, (2, 4)),
+    },
+    "starts that fall from far": lambda b: {
         "query_starts": ints(0, 1 << 24, 40),
         "context_lengths": ints(40, 40),
         "block_tables": np.repeat(b.block_tables, 2, axis=0),
+    },
+    "a block past the cache, and slots in it": lambda b: {
+        "block_tables": put(b.block_tables, 1, 1 << 20),
+        "slots": np.where(np.arange(40) < 32, b.slots, (1 << 25) + np.arange(40) - 32).astype(np.int32),
     },
     "a sequence without tokens": lambda b: {
         "query_starts": ints(0, 0, 40),
@@ -102,6 +111,14 @@ def test_a_bad_batch_is_refused_and_the_next_step_is_as_if_it_had_not_been(stage
     assert "\n" not in str(error.value)
     assert same_bits(stage.interpreter.run(good, stage.kv_cache), clean.feed({"a": ids[:40]})["a"])
     assert same_bits(stage.feed({"a": ids[40:]})["a"], clean.feed({"a": ids[40:]})["a"])
+
+
+@pytest.mark.parametrize("block", [-1, 8, 1 << 20, LARGEST])
+def test_a_block_of_earlier_tokens_that_does_not_exist_is_refused(stage, block):
+    stage.feed({"a": ids_of(CONFIG, 40)})
+    batch = stage.batch({"a": [1]})
+    with pytest.raises(KernelError):
+        stage.interpreter.run(replace(batch, block_tables=put(batch.block_tables, 0, block)), stage.kv_cache)
 
 
 def wrong(attribute: str, change) -> dict:

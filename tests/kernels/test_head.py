@@ -17,6 +17,7 @@ from cutaway import quant
 from cutaway.forward.decoder import decoder
 from cutaway.forward.native import NativeProgram
 from cutaway.forward.program import TopLogits
+from cutaway.forward.taps import Taps
 from cutaway.quant import Weight
 
 VOCAB, HIDDEN = 5003, 96
@@ -95,3 +96,29 @@ def test_few_rows_are_finished_where_one_stands_out(isa):
         interpreter.run(stage.batch({"a": ids[:count]}, "last", head_top_k=1), stage.kv_cache)
         finished.append(interpreter.head_rows_finished)
     assert 0 < min(filter(None, finished)) < VOCAB / 10
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_row_that_only_its_low_bits_make_the_largest_is_found(isa):
+    """The worst case for a bound on the low bits: they all pull one way, in the best row up, in its rivals down."""
+    ids = ids_of(CONFIG, 12)
+    rng = np.random.default_rng(11)
+    taps = Taps(decoder(CONFIG), record=["final_norm"])
+    Stage(programs(filled("Q8_0", VOCAB, HIDDEN, 0), isa, 1), CONFIG, "f16").feed({"a": ids}, "last", taps=taps)
+    signs = np.where(np.array(taps.recording["final_norm"])[-1] < 0, -1, 1)
+    for share in (0.2, 0.4, 0.6):  # of the places where the rivals' high bits are one step better
+        weights = np.tile(-16 * signs, (VOCAB, 1))  # far below
+        for row in rng.choice(VOCAB, 12, replace=False):
+            better = signs * (rng.random(HIDDEN) < share)
+            weights[row] = 8 * better + np.where(signs < 0, 7, 0)
+        best = int(rng.integers(VOCAB))
+        weights[best] = np.where(signs < 0, 0, 7)
+        codes = np.ascontiguousarray(weights.astype(np.int8)).view(np.uint8).reshape(VOCAB, -1, 32)
+        data = np.zeros((VOCAB, HIDDEN // 32, 34), np.uint8)
+        data[:, :, 2:] = codes
+        interpreter = programs(with_scales("Q8_0", data.reshape(VOCAB, -1), 0.01), isa, 2)
+        full = Stage(interpreter, CONFIG, "f16").feed({"a": ids}, "last")["a"]
+        for k in (1, 5, 20):
+            assert_largest(interpreter, ids, "last", k, full)
+            if k == 1:
+                assert 0 < interpreter.head_rows_finished < VOCAB / 4

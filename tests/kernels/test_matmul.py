@@ -14,7 +14,8 @@ from tolerances import float_product, int8_product
 
 from cutaway import _native, quant
 
-NUM_TOKENS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 129)  # around the kernels' tiles of 2 and 4, and blocks of 64
+NUM_TOKENS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 129)  # around tiles of 2, 4 and 8, and blocks of 64
+A_FEW = (1, 5, 11)  # one token; a handful; tiles and what they leave over: three ways through the kernels
 ROWS = (1, 7, 8, 9, 16, 17, 31)
 GROUPS_OF_32 = (1, 2, 3, 28, 29, 57)  # strips hold 28 groups
 GROUPS_OF_256 = (1, 2, 3, 4, 8)
@@ -73,9 +74,12 @@ def test_the_product_is_the_definition(format, activations, isa):
     rng = np.random.default_rng(1)
     for columns in widths(format):
         for rows in ROWS:
-            data, x = random_rows(format, rows, columns, rng), activations_of(6, columns, rows)
-            found = multiply(pack(format, data, columns), x, isa, activations)
-            assert_is(found, definition(format, data, x, activations))
+            data, x = random_rows(format, rows, columns, rng), activations_of(max(A_FEW), columns, rows)
+            w = pack(format, data, columns)
+            whole = multiply(w, x, isa, activations)
+            assert_is(whole, definition(format, data, x, activations))
+            for num_tokens in A_FEW:
+                assert same_bits(multiply(w, x[:num_tokens], isa, activations), whole[:num_tokens])
 
 
 @every_isa
@@ -102,11 +106,13 @@ def test_a_token_is_the_same_bits_in_any_batch_on_any_threads(format, activation
 def test_a_row_is_the_same_bits_among_any_rows(format, activations, isa):
     """Alone in its panel, in another lane, beside rows that are infinite."""
     columns = widths(format)[2]
-    data, x = random_rows(format, 17, columns, np.random.default_rng(3)), activations_of(5, columns)
+    data, x = random_rows(format, 17, columns, np.random.default_rng(3)), activations_of(max(A_FEW), columns)
     whole = multiply(pack(format, data, columns), x, isa, activations)
     for row in range(17):
-        alone = multiply(pack(format, data[row : row + 1], columns), x, isa, activations)
-        assert same_bits(alone, whole[:, row : row + 1].copy())
+        w = pack(format, data[row : row + 1], columns)
+        for num_tokens in A_FEW:
+            alone = multiply(w, x[:num_tokens], isa, activations)
+            assert same_bits(alone, whole[:num_tokens, row : row + 1].copy())
     infinite = np.full((3, columns), np.inf, np.float32)
     infinite = quant.quantize(format, infinite) if format in FLOATS else filled(format, 3, columns, 0x77, np.inf)
     moved = multiply(pack(format, np.concatenate([infinite, data]), columns), x, isa, activations)
@@ -118,9 +124,9 @@ def test_instruction_sets_with_the_same_float_order_give_the_same_bits(format, a
     if not {"avx2", "avx512vnni"} <= set(ISAS):
         pytest.skip("this processor has one of them at most")
     for columns in widths(format):
-        data, x = random_rows(format, 17, columns, np.random.default_rng(4)), activations_of(9, columns)
+        data, x = random_rows(format, 17, columns, np.random.default_rng(4)), activations_of(max(A_FEW), columns)
         w = pack(format, data, columns)
-        for num_tokens in (1, 9):
+        for num_tokens in A_FEW:
             two = [multiply(w, x[:num_tokens], isa, activations) for isa in ("avx2", "avx512vnni")]
             assert same_bits(*two), f"{columns} columns, {num_tokens} tokens"
 
@@ -130,10 +136,10 @@ def test_instruction_sets_with_the_same_float_order_give_the_same_bits(format, a
 def test_bias_and_residual_are_added_in_float32_afterwards(format, activations, isa):
     columns, rng = widths(format)[0], np.random.default_rng(5)
     for rows in (1, 8, 17):
-        w, x = pack(format, random_rows(format, rows, columns, rng), columns), activations_of(9, columns)
+        w, x = pack(format, random_rows(format, rows, columns, rng), columns), activations_of(max(A_FEW), columns)
         bias = rng.normal(0, 1, rows).astype(np.float32)
-        residual = rng.normal(0, 1, (9, rows)).astype(np.float32)
-        for num_tokens in (1, 9):
+        residual = rng.normal(0, 1, (max(A_FEW), rows)).astype(np.float32)
+        for num_tokens in A_FEW:
             plain = multiply(w, x[:num_tokens], isa, activations)
             r = residual[:num_tokens]
             for threads in THREADS:
@@ -160,15 +166,15 @@ def test_the_largest_codes_by_the_largest_activations_are_exact(format, isa):
     """With scales of 1 everything is a whole number: no sum of int16 products may have run over."""
     columns = widths(format)[1]
     tiled = [np.tile(pattern, columns // 32) for pattern in PATTERNS.values()]
-    x = np.array(tiled, np.float32)
+    x = np.array(tiled * 3, np.float32)
     for byte in range(256):
         for scale in (1.0, -1.0):
-            data = filled(format, 9, columns, byte, scale)
+            data = filled(format, 1, columns, byte, scale)
             value, _ = definition(format, data, x, "int8")
-            w = pack(format, data, columns)
-            found = multiply(w, x, isa, "int8")
-            assert np.array_equal(found, value), f"byte {byte:#x}"
-            assert same_bits(multiply(w, x[:1], isa, "int8"), found[:1])
+            w = pack(format, np.repeat(data, 25, axis=0), columns)  # two panels, one, and a row
+            for num_tokens in (1, 4, 8, len(x)):
+                found = multiply(w, x[:num_tokens], isa, "int8")
+                assert np.array_equal(found, np.repeat(value[:num_tokens], 25, axis=1)), f"byte {byte:#x}"
 
 
 @every_isa
@@ -176,7 +182,7 @@ def test_the_largest_codes_by_the_largest_activations_are_exact(format, isa):
 def test_activations_of_zero_give_zero(format, activations, isa):
     columns = widths(format)[2]
     w = pack(format, random_rows(format, 9, columns, np.random.default_rng(6)), columns)
-    for num_tokens in (1, 5):
+    for num_tokens in A_FEW:
         assert (multiply(w, np.zeros((num_tokens, columns), np.float32), isa, activations) == 0).all()
 
 
@@ -187,15 +193,16 @@ def test_an_activation_that_is_not_finite_is_never_hidden(format, activations, i
     """Wherever it stands: all of its token's results are not finite, and no other token's."""
     columns = widths(format)[2]
     w = pack(format, random_rows(format, 9, columns, np.random.default_rng(7)), columns)
-    x = activations_of(3, columns)
+    x = activations_of(9, columns)
     clean = multiply(w, x, isa, activations)
     for at in range(min(columns, 32)):
         broken = x.copy()
         broken[1, at] = value
         found = multiply(w, broken, isa, activations)
         assert not np.isfinite(found[1]).any(), f"column {at}"
-        assert same_bits(found[::2].copy(), clean[::2].copy())
-        assert not np.isfinite(multiply(w, broken[1:2], isa, activations)).any()
+        assert same_bits(np.delete(found, 1, axis=0), np.delete(clean, 1, axis=0))
+        for begin, end in ((1, 2), (0, 3)):
+            assert not np.isfinite(multiply(w, broken[begin:end], isa, activations)[1 - begin]).any()
 
 
 @pytest.mark.parametrize("activations", ["int8", "f32"])

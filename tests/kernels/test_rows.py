@@ -131,6 +131,17 @@ def test_int8_activations_round_half_to_even(isa):
 
 
 @every_isa
+def test_int8_activations_next_to_a_tie(isa):
+    """Values that a factor rounded otherwise would give another code: half-way between two, and their neighbours."""
+    rng = np.random.default_rng(9)
+    largest = rng.uniform(0.5, 2, 400).astype(np.float32)
+    codes = rng.integers(-126, 126, (400, 31)) + 0.5
+    middle = (codes * largest[:, None] / 127).astype(np.float32)
+    for x in (middle, np.nextafter(middle, np.float32(np.inf)), np.nextafter(middle, np.float32(-np.inf))):
+        assert_rounded(np.concatenate([largest[:, None], x], axis=1), isa)
+
+
+@every_isa
 def test_int8_activations_at_the_ends_of_float32(isa):
     smallest, largest = 2.0**-149, np.finfo(np.float32).max
     for size in (0.0, smallest, 1e-42, 2.0**-126, 3.7e-37, 3.8e-37, 1e-30, largest / 2, largest):

@@ -19,7 +19,7 @@ namespace cutaway {
 namespace {
 
 constexpr int kBlock = 64;            // rows whose best lower bound stands for them in the search for the floor
-constexpr float kRounding = 1e-5f;    // of |w| |y|: over 28 groups of 2^-24, for both sums, with room
+constexpr float kRounding = 3e-7f;    // of |w| |y|, for each group: 2^-24 a term, for both sums, with room
 constexpr float kLargest = 724.1f;    // >= sqrt(32) * 128: |w| of a group in units of d
 
 }  // namespace
@@ -28,6 +28,7 @@ void measure_low_bits(Packed& packed, Pool& pool) {
     const Matrix& w = packed.w;
     packed.low_norm.reserve(static_cast<size_t>(8) * w.panels() * kHeadParts);
     const int groups = w.groups();
+    const float rounding = kRounding * static_cast<float>(groups + 4);
     pool.run([&](int thread) {
         const Range mine = share(w.panels(), thread, pool.threads());
         for (int p = mine.begin; p < mine.end; ++p) {
@@ -65,7 +66,7 @@ void measure_low_bits(Packed& packed, Pool& pool) {
             for (int part = 0; part < kHeadParts; ++part)
                 for (int r = 0; r < 8; ++r)
                     packed.low_norm.get()[static_cast<size_t>(part) * 8 * w.panels() + 8 * p + r] =
-                        1.00001f * (std::sqrt(squares[part][r]) + kRounding * kLargest * scales[part][r]);
+                        1.00001f * (std::sqrt(squares[part][r]) + rounding * kLargest * scales[part][r]);
         }
     });
 }

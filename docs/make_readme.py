@@ -59,7 +59,7 @@ def speed(saved: dict[str, Any], words: dict[str, Any]) -> str:
     lines = ["| " + " | ".join(words["head"]) + " |", "|---|---|---:|---:|---:|---:|"]
     versions: dict[str, str] = {}
     for model, held in saved["models"].items():
-        versions |= {label.split(" ")[0]: version for label, version in held["versions"].items()}
+        versions |= {label.split(" ")[0]: version.split(" (SSE")[0] for label, version in held["versions"].items()}
         for key, samples in held["samples"].items():
             unit = UNITS.get(key, "tok/s")
             medians = {label: median(values) for label, values in samples.items() if values}
@@ -80,7 +80,7 @@ def speed(saved: dict[str, Any], words: dict[str, Any]) -> str:
         bandwidth=saved["machine"]["read_bandwidth"][str(threads)] / 1e9,
         rounds=saved["settings"]["rounds"],
         date=saved["date"],
-        versions=", ".join(f"{label} {version}" for label, version in versions.items()),
+        versions=", ".join(versions.values()),
     )
     return "\n".join([*lines, "", foot])
 

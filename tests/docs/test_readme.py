@@ -100,7 +100,11 @@ def test_a_saved_run_as_a_table():
         "settings": {"threads": 2, "rounds": 3},
         "models": {
             "m": {
-                "versions": {"cutaway": "0.1.0", "llama.cpp fa": "b1", "llama.cpp": "b1"},
+                "versions": {
+                    "cutaway": "cutaway 0.1.0",
+                    "llama.cpp fa": "llama-cpp-python b1 (SSE3)",
+                    "llama.cpp": "llama-cpp-python b1 (SSE3)",
+                },
                 "samples": {
                     "decode": {"cutaway": [60, 70, 80], "llama.cpp fa": [35], "llama.cpp": [30], "x": []},
                     "first_token": {"cutaway": [0.5], "llama.cpp": [1.25], "llama.cpp fa": [1.5]},
@@ -114,7 +118,7 @@ def test_a_saved_run_as_a_table():
     assert lines[3] == "| m | process start to first token | 0.50 s | 1.25 s | 2.50 x | – |"
     assert lines[4] == "| m | resident memory, context 4,096 filled | 500 MiB | – | – | – |"
     assert "30.0 GB/s" in lines[-1]
-    assert "cutaway 0.1.0, llama.cpp b1" in lines[-1]
+    assert "cutaway 0.1.0, llama-cpp-python b1. " in lines[-1]
 
 
 @pytest.mark.slow

@@ -42,10 +42,7 @@ VLLM_COLDEST, VLLM_HOTTEST = 0.01, 2.0
 
 def cutaway(p: SamplingParams) -> list[Stage]:
     """Ours. min-p and top-p cut the distribution that will be drawn from: after temperature."""
-    chain = _bias(p)
-    if p.repetition_penalty != 1:
-        chain.append(("repetition_penalty", lambda c, h: s.penalise_repetition(c, h.distinct(), p.repetition_penalty)))
-    chain += _output_counts(p)
+    chain = _bias(p) + _repetition(p) + _output_counts(p)
     if p.temperature == 0:
         return [*chain, ("greedy", lambda c, h: s.greedy(c))]
     if p.temperature != 1:
@@ -61,9 +58,7 @@ def cutaway(p: SamplingParams) -> list[Stage]:
 
 def hf(p: SamplingParams) -> list[Stage]:
     """Hugging Face `generate`: temperature 0 stands for do_sample=False, where only the penalties act."""
-    chain = _bias(p)
-    if p.repetition_penalty != 1:
-        chain.append(("repetition_penalty", lambda c, h: s.penalise_repetition(c, h.distinct(), p.repetition_penalty)))
+    chain = _bias(p) + _repetition(p)
     if p.temperature == 0:
         return [*chain, ("greedy", lambda c, h: s.greedy(c))]
     if p.temperature != 1:
@@ -79,10 +74,7 @@ def hf(p: SamplingParams) -> list[Stage]:
 
 def vllm(p: SamplingParams) -> list[Stage]:
     """vLLM: a temperature between 0 and 0.01 is raised to 0.01, and min-p comes before top-k and top-p."""
-    chain = _bias(p)
-    if p.repetition_penalty != 1:
-        chain.append(("repetition_penalty", lambda c, h: s.penalise_repetition(c, h.distinct(), p.repetition_penalty)))
-    chain += _output_counts(p)
+    chain = _bias(p) + _repetition(p) + _output_counts(p)
     if p.temperature == 0:
         return [*chain, ("greedy", lambda c, h: s.greedy(c))]
     if p.temperature != 1:
@@ -154,6 +146,13 @@ def mlx(p: SamplingParams) -> list[Stage]:
 
 def _bias(p: SamplingParams) -> list[Stage]:
     return [("logit_bias", lambda c, h: s.add_bias(c, p.logit_bias))] if p.logit_bias else []
+
+
+def _repetition(p: SamplingParams) -> list[Stage]:
+    """The repetition penalty over prompt and output, once per distinct id."""
+    if p.repetition_penalty == 1:
+        return []
+    return [("repetition_penalty", lambda c, h: s.penalise_repetition(c, h.distinct(), p.repetition_penalty))]
 
 
 def _output_counts(p: SamplingParams) -> list[Stage]:

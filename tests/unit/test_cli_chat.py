@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
@@ -370,7 +371,7 @@ def test_chat_in_a_terminal(tmp_path):
     if pid == 0:
         os.environ.update(XDG_STATE_HOME=str(tmp_path), TERM="xterm")
         os.execv(sys.executable, [sys.executable, "-c", code])
-    screen = ""
+    screen, decode = "", codecs.getincrementaldecoder("utf-8")().decode  # a read may end within a character
 
     def until(words: str) -> None:
         nonlocal screen
@@ -378,7 +379,7 @@ def test_chat_in_a_terminal(tmp_path):
         while words not in screen:
             ready, _, _ = select.select([terminal], [], [], deadline - time.monotonic())
             assert ready, screen
-            screen += os.read(terminal, 4096).decode()
+            screen += decode(os.read(terminal, 4096))
         screen = screen.partition(words)[2]
 
     try:

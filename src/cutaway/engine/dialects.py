@@ -16,6 +16,9 @@ All of them keep the token that crosses top-p, whether they sum from above until
 below while the sum is at most 1 - p (the others): it is the same set. Which of equal tokens stays at that border, or
 at the k-th of an exact top-k, depends on an unstable sort in theirs; here it is always the lowest id.
 
+llama.cpp is its own programs, which show the penalties the prompt too. Its Python binding (llama-cpp-python) shows
+them only what it has generated.
+
 Sources: transformers 5.24 `generation/logits_process.py` and `generation/utils.py`; vllm `v1/sample/sampler.py`,
 `v1/sample/ops/topk_topp_sampler.py`, `sampling_params.py`; llama.cpp `src/llama-sampler.cpp`, `common/sampling.cpp`;
 mlx-lm `sample_utils.py`.

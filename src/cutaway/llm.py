@@ -29,7 +29,7 @@ from cutaway.config import ModelConfig
 from cutaway.engine.engine import Engine, Interpreter
 from cutaway.engine.kv_cache import KVCache
 from cutaway.engine.sampling import SamplingParams
-from cutaway.errors import CutawayError, RequestError, TemplateError
+from cutaway.errors import RequestError, TemplateError
 from cutaway.files import checkpoint as checkpoints
 from cutaway.files import store
 from cutaway.forward.decoder import decoder
@@ -91,8 +91,6 @@ class LLM:
         self.max_context = min(self.config.max_context, DEFAULT_MAX_CONTEXT) if max_context is None else max_context
         self.k_type, self.v_type = k_type or kv_type, v_type or kv_type
         self.tokenizer = Tokenizer.from_vocabulary(self.checkpoint.vocabulary)
-        if self.tokenizer.vocab_size:
-            threading.Thread(target=self._prepare_tokenizer, daemon=True).start()  # while the weights are packed
         self.chat_template = self.checkpoint.chat_template
         self._template = ChatTemplate(self.chat_template, self.tokenizer.special_tokens) if self.chat_template else None
         self.interpreter: Interpreter = self._interpreter(interpreter, activations, threads)
@@ -114,10 +112,6 @@ class LLM:
         self._lock = threading.RLock()  # held by the thread that runs a step
         self._answers: dict[int, Answer] = {}  # those not finished, by sequence number
         self.load_s = time.perf_counter() - started
-
-    def _prepare_tokenizer(self) -> None:
-        with contextlib.suppress(CutawayError):  # raised again where it is used
-            self.tokenizer.prepare()
 
     def _interpreter(self, kind: str, activations: str, threads: int | None) -> Interpreter:
         if activations not in ("int8", "f32"):

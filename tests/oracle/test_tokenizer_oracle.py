@@ -92,7 +92,7 @@ class PlainEncoder:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.pre = vocabulary.pre
         self.split = regex.compile(SPLITS["gpt-2" if self.pre == "smollm" else self.pre])
-        types = vocabulary.token_types or [1] * len(vocabulary.tokens)
+        types = [1] * len(vocabulary.tokens) if vocabulary.token_types is None else list(vocabulary.token_types)
         self.ids = {t: i for i, t in enumerate(vocabulary.tokens) if types[i] == 1}
         self.own = {t: i for i, t in enumerate(vocabulary.tokens) if types[i] == 4}
         self.ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(vocabulary.merges)}

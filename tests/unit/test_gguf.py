@@ -1,5 +1,7 @@
 """files/gguf.py: values, lazy string arrays, alignment, and models in several parts."""
 
+import random
+
 import numpy as np
 import pytest
 from gguf_file import gguf_bytes, string
@@ -28,12 +30,36 @@ def test_metadata(tmp_path, version):
     assert file.files == (tmp_path / "x.gguf",)
 
 
-def test_a_string_array_is_decoded_when_first_used(tmp_path):
+def test_a_string_array_is_a_sequence(tmp_path):
     words = read_gguf(write(tmp_path / "x.gguf", {"w": [f"w{i}" for i in range(1000)], "after": 7})).metadata["w"]
-    assert words._items is None
     assert len(words) == 1000
     assert (words[0], words[-1], words[2:4]) == ("w0", "w999", ["w2", "w3"])
     assert "w500" in words
+    with pytest.raises(IndexError):
+        words[1000]
+
+
+# Lengths are found by the zeros after them: strings that are long, empty or full of zeros must not lead astray.
+ODD = ["", "\0", "\0" * 9, "a" + "\0" * 7, "\1\0\0\0\0\0\0\0", "x" * 255, "x" * 256, "x" * 257, "y" * 70_000, "b\0"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_strings_are_stepped_over(tmp_path, seed):
+    pick = random.Random(seed)
+    plain = [f"w{i}" * pick.randrange(1, 9) for i in range(20)]
+    words = [pick.choice(ODD if pick.random() < seed / 20 else plain) for _ in range(pick.randrange(300))]
+    metadata = read_gguf(write(tmp_path / "x.gguf", {"w": words, "v": ["z"], "after": 7})).metadata
+    assert list(metadata["w"]) == words
+    assert (list(metadata["v"]), metadata["after"]) == (["z"], 7)
+
+
+def test_a_string_array_that_is_cut_short(tmp_path):
+    whole = write(tmp_path / "x.gguf", {"w": ["ab", "x" * 300, "", "cd"] * 50}).read_bytes()
+    end = whole.rindex(b"cd") + 2
+    for cut in (1, 9, 12, 20, 400):
+        (tmp_path / "x.gguf").write_bytes(whole[: end - cut])
+        with pytest.raises(FormatError, match="past the end"):
+            read_gguf(tmp_path / "x.gguf")
 
 
 def test_a_string_array_that_is_not_utf8_is_an_error_that_names_the_string(tmp_path):

@@ -1,6 +1,7 @@
 """text/tokenizer.py: public bug reports on tokenisation, and vocabularies small enough to read."""
 
 import json
+import random
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_decoding_builds_nothing() -> None:
     broken = Tokenizer.from_vocabulary(replace(TOY, merges=["no such"]))
     assert broken.decode([256, 258]) == "hi hi"
     with pytest.raises(FormatError, match="merges"):
-        broken.encode("hi")
+        broken.prepare()
 
 
 def test_no_normalisation_without_a_file_that_asks(toy: Tokenizer) -> None:
@@ -317,6 +318,32 @@ def test_long_runs_take_linear_time(char: str, qwen: Tokenizer) -> None:
         assert qwen.decode(ids) == char * n
     assert seconds[50_000] < 2.0
     assert seconds[50_000] < 3 * seconds[25_000] + 0.1
+
+
+def test_a_part_of_the_vocabulary_gives_the_ids_of_all_of_it(qwen: Tokenizer, smollm: Tokenizer) -> None:
+    texts = [
+        "",
+        "a",
+        "hello world",
+        "def f(x):\n    return x ** 2\n",
+        "我爱北京天安门",
+        "e\u0301  \t\r\n 1234",
+        "<|im_end|>",
+    ]
+    pick = random.Random(5)
+    texts += ["".join(chr(pick.choice((pick.randrange(32, 127), pick.randrange(0x4E00, 0x9FFF), pick.randrange(1, 0xD7FF))))
+                      for _ in range(pick.randrange(40))) for _ in range(60)]  # fmt: skip
+    for whole in (qwen, smollm):
+        whole.prepare()
+        for start in range(0, len(texts), 5):  # several texts each, so that a part grows and is kept
+            part = Tokenizer.from_vocabulary(whole._vocabulary)
+            for text in texts[start : start + 5]:
+                assert part.encode(text, special=True) == whole.encode(text, special=True)
+                assert part._library is not None
+                assert part._library.get_vocab_size() < 20_000
+        for text in texts:  # in the end it is given everything
+            assert part.encode(text) == whole.encode(text)
+        assert part._pairs.all()
 
 
 def test_ids_beyond_the_tokenizer(qwen: Tokenizer) -> None:

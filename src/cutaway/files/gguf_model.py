@@ -148,7 +148,7 @@ def read_vocabulary(gguf: GGUF, vocab: int) -> Vocabulary:
     return Vocabulary(
         kind="gguf",
         tokens=tokens,
-        token_types=None if types is None else types.tolist(),
+        token_types=types,
         merges=merges,
         pre=pre,
         bos_id=_token_id(fields, "bos"),
@@ -161,7 +161,8 @@ def read_eos_ids(gguf: GGUF, vocabulary: Vocabulary) -> frozenset[int]:
     """The file's eos, eot and eom ids, and every control token whose name ends a turn or a text."""
     fields = Fields(gguf.path, gguf.metadata, "tokenizer.ggml.")
     stated = (_token_id(fields, kind) for kind in ("eos", "eot", "eom"))
-    control = [i for i, kind in enumerate(vocabulary.token_types or ()) if kind == CONTROL]
+    types = () if vocabulary.token_types is None else vocabulary.token_types
+    control = np.flatnonzero(np.asarray(types) == CONTROL).tolist()
     named = (i for i in control if vocabulary.tokens[i] in END_TOKENS)
     return frozenset([*(i for i in stated if i is not None), *named])
 

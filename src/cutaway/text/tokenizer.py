@@ -12,8 +12,9 @@ Three decisions, and why:
 - **NFC where the file asks for it.** A tokenizer.json says whether text is normalised, and is obeyed (Qwen2's says
   NFC). A GGUF file has no word for it, so its text is taken as it is, which is also what llama.cpp does: encoding a
   GGUF vocabulary loses no byte. Text that is in NFC already, nearly all there is, gives the same ids from both.
-- **Built when first needed, from the file, every time.** Decoding needs no merges, so the library's tables are built
-  by the first `encode` (or `prepare`). Reading them back from a cached tokenizer.json takes longer than building.
+- **Only what a text can need.** Decoding needs no merges, and a merge can apply to a text only where its bytes stand
+  in it side by side. So of a GGUF vocabulary, the library is given the tokens and merges whose neighbouring bytes all
+  occur as neighbours in the texts seen so far: the same ids as from all of them, a tenth of the time and the memory.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Vocabulary:
 
     kind: Literal["gguf", "hf"]
     tokens: Sequence[str] = ()
-    token_types: Sequence[int] | None = None
+    token_types: Sequence[int] | np.ndarray | None = None
     merges: Sequence[str] = ()
     pre: str = ""
     bos_id: int | None = None
@@ -60,6 +61,7 @@ class Vocabulary:
 
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
+_MAX_PARTS = 8  # times the library is built from a part of the vocabulary before it is given all of it
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -74,6 +76,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _byte_alphabet()
+_LETTERS = [char.encode() for char, _ in sorted(_ALPHABET.items(), key=lambda item: item[1])]  # by byte
 
 
 def _bytes_of(token: str) -> bytes:
@@ -111,6 +114,8 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self._library: tokenizers.Tokenizer | None = None
+        self._pairs = np.zeros((256, 256), np.bool_)  # [first, second]: the library knows what these neighbours make
+        self._parts = 0
         self._nonce = secrets.token_hex(8)
         self._real_ids: dict[int, int] = {}  # the library's id of an alias -> the token's own
         self._bytes: dict[int, bytes] = {}
@@ -148,7 +153,6 @@ class Tokenizer:
         """
         if not self.vocab_size:
             raise RequestError("the model's files hold no tokenizer", hint="give token ids")
-        library = self.prepare()
         if special:
 
             def alias(match: re.Match[str]) -> str:
@@ -159,16 +163,33 @@ class Tokenizer:
         if shield:
             text = text.replace(shield, "")
         try:
-            ids: list[int] = library.encode(text, add_special_tokens=False).ids
-        except TypeError:  # what the library says of a str that UTF-8 cannot write
+            data = text.encode()
+        except UnicodeEncodeError:
             raise RequestError("text is not valid Unicode", found="half of a surrogate pair") from None
+        ids: list[int] = self._library_for(data).encode(text, add_special_tokens=False).ids
         return [self._real_ids.get(i, i) for i in ids] if special and self._real_ids else ids
 
     def prepare(self) -> tokenizers.Tokenizer:
-        """Build the library's tables now (151,387 merges: 0.25 s), not at the first `encode`."""
+        """Give the library the whole vocabulary now (151,387 merges: 0.35 s and 70 MB), not as texts need it."""
         with self._lock:
-            if self._library is None:
-                self._library = self._build_gguf()  # a tokenizer.json was read when it was opened
+            if self._types is not None and not self._pairs.all():
+                self._pairs[:] = True
+                self._library = self._build_gguf()
+            assert self._library is not None  # a tokenizer.json was read whole when it was opened
+            return self._library
+
+    def _library_for(self, data: bytes) -> tokenizers.Tokenizer:
+        """The library with all that this text can need."""
+        if self._types is None or self._pairs.all():
+            return self.prepare()
+        letters = np.frombuffer(b"".join([_LETTERS[byte] for byte in data]), np.uint8)
+        with self._lock:
+            if self._library is None or not self._pairs[letters[:-1], letters[1:]].all():
+                self._pairs[letters[:-1], letters[1:]] = True
+                self._parts += 1
+                if self._parts > _MAX_PARTS:
+                    self._pairs[:] = True
+                self._library = self._build_gguf()
             return self._library
 
     @property
@@ -227,6 +248,28 @@ class Tokenizer:
         self._control = {tokens[i]: i for i in self._ids_of_type(_CONTROL, _UNKNOWN) if tokens[i]}
         self._control_ids = frozenset(self._control.values())
 
+    def _possible(self, strings: Sequence[str], joined: bool = False) -> np.ndarray:
+        """Which of the strings have only neighbours that are in `_pairs`, bool [len(strings)].
+
+        `joined`: they are merges "left right", and the bytes on both sides of the space are neighbours.
+        """
+        data, begins, ends = _flat(strings)
+        possible = np.ones(len(strings), np.bool_)
+        rows = np.flatnonzero(ends - begins > 1)  # those still looked at, and where in the data
+        at = begins[rows]
+        while len(rows):
+            first, second = data[at], data[at + 1]
+            if joined:
+                space = second == ord(" ")
+                second[space] = data[np.minimum(at[space] + 2, len(data) - 1)]
+                known = self._pairs[first, second] | (first == ord(" "))
+            else:
+                known = self._pairs[first, second]
+            possible[rows[~known]] = False
+            more = known & (at + 2 < ends[rows])
+            rows, at = rows[more], at[more] + 1
+        return possible
+
     def _ids_of_type(self, *types: int) -> list[int]:
         assert self._types is not None
         return [int(i) for i in np.flatnonzero(np.isin(self._types, types))]
@@ -234,20 +277,21 @@ class Tokenizer:
     def _build_gguf(self) -> tokenizers.Tokenizer:
         from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
-        tokens = list(self._vocabulary.tokens)
+        tokens, merges = self._vocabulary.tokens, self._vocabulary.merges
+        assert self._types is not None
         added = {i: tokens[i] for i in self._ids_of_type(_USER_DEFINED)}
-        for i in self._ids_of_type(_CONTROL, _UNKNOWN, _UNUSED):
-            tokens[i] = self._alias(i)
-            if i in self._control_ids:
-                added[i] = tokens[i]
-        ids = dict(zip(tokens, range(len(tokens)), strict=True))
-        if len(ids) != len(tokens):
-            raise FormatError("vocabulary", found=f"{len(tokens) - len(ids)} tokens that appear twice")
+        added |= {i: self._alias(i) for i in self._control_ids}
+        normal = ~np.isin(self._types, (_CONTROL, _UNKNOWN, _USER_DEFINED, _UNUSED))
+        kept = np.flatnonzero(normal & self._possible(tokens)).tolist()
+        ids = {tokens[i]: i for i in kept} | {text: i for i, text in added.items()}
+        if len(ids) != len(kept) + len(added):
+            raise FormatError("vocabulary", found=f"{len(kept) + len(added) - len(ids)} tokens that appear twice")
         split = _SPLITS[self._vocabulary.pre]
         try:
-            merges = [merge.partition(" ")[::2] for merge in self._vocabulary.merges]
+            possible = np.flatnonzero(self._possible(merges, joined=True)).tolist()
+            pairs = [merges[i].partition(" ")[::2] for i in possible]
             # Llama 3 takes a whole word that is a token as it is, whatever its merges would make of it
-            library = Tokenizer(models.BPE(ids, merges, ignore_merges=split == "llama-bpe"))
+            library = Tokenizer(models.BPE(ids, pairs, ignore_merges=split == "llama-bpe"))
         except Exception as error:
             raise FormatError("merges do not fit the vocabulary", found=error) from None
         if split in ("qwen2", "llama-bpe"):
@@ -338,6 +382,16 @@ class Tokenizer:
         if "ByteLevel" in self._steps:
             return _bytes_of(token)
         return (token.replace(self._metaspace, " ") if self._metaspace else token).encode()
+
+
+def _flat(strings: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """UTF-8 bytes that hold all the strings, uint8, and where each begins and ends in them."""
+    if isinstance(getattr(strings, "data", None), np.ndarray):  # they lie in a file
+        return strings.data, strings.begins, strings.ends
+    coded = [text.encode() for text in strings]
+    ends = np.cumsum([len(text) for text in coded], dtype=np.int64)
+    begins = ends - np.array([len(text) for text in coded], np.int64)
+    return np.frombuffer(b"".join(coded), np.uint8), begins, ends
 
 
 def _content(token: Any) -> str | None:

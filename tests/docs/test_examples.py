@@ -1,4 +1,5 @@
-"""The examples run, on the real small model, and the notebook's cells run in order."""
+"""The examples run, on the real small model, and the notebook's cells run in order. Transformers' dump also runs on
+tiny models, and Cutaway is compared with it."""
 
 from __future__ import annotations
 
@@ -9,8 +10,13 @@ import os
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import tiny
+
+from cutaway.cli import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = "smollm2-135m"
@@ -49,10 +55,13 @@ def test_the_notebook_is_small_and_clean() -> None:
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells if cell["cell_type"] == "code")
 
 
+def models() -> Path:
+    return Path(os.environ.get("CUTAWAY_HOME", Path.home() / ".cache" / "cutaway")) / "models"
+
+
 @pytest.fixture
 def small_model() -> None:
-    home = Path(os.environ.get("CUTAWAY_HOME", Path.home() / ".cache" / "cutaway"))
-    if not (home / "models" / f"{MODEL}.gguf").is_file():
+    if not (models() / f"{MODEL}.gguf").is_file():
         pytest.skip(f"{MODEL} is not here: cutaway pull {MODEL}")
 
 
@@ -65,6 +74,78 @@ def test_example_runs(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     said = capsys.readouterr().out
     for expected in SAYS[path.stem]:
         assert expected in said
+
+
+# -- a dump of transformers, and `cutaway diff` against it -------------------------------------------------------------
+
+DUMP = EXAMPLES / "dump_transformers.py"
+F32 = ["--a", "activations=f32", "--a", "kv_type=f32", "--a", "threads=1"]
+
+
+def dump_and_diff(
+    model: Path, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> dict[str, Any]:
+    """Run the example, then the command that its first line names, as they stand; the result as JSON gives it."""
+    for name in ("torch", "transformers"):
+        pytest.importorskip(name)
+    monkeypatch.setattr(sys, "argv", [str(DUMP), str(model), "The capital of France is", str(path)])
+    runpy.run_path(str(DUMP), run_name="__main__")
+    capsys.readouterr()
+    with contextlib.suppress(SystemExit):
+        main(["diff", str(model), str(path), *F32, "--json"])
+    out, err = capsys.readouterr()
+    assert out, err
+    assert "not compared" not in err
+    return json.loads(out)
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """Put a tokenizer of single printable characters beside a tiny model."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    characters = ["\u0120", *map(chr, range(0x21, 0x7F))]  # a space is spelled so in byte-level vocabularies
+    library = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(characters)}, merges=[]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize("variant", ["qwen2", "qwen3-untied-explicit-head-dim", "llama-llama3"])
+def test_a_dump_of_transformers_agrees(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny.VARIANTS[variant]
+    folder = with_tokenizer(tiny.save(tmp_path / variant, config))
+    dump = tmp_path / "theirs.npz"
+    taps = dump_and_diff(folder, dump, monkeypatch, capsys)["taps"]
+    expected = ["embed", *(f"layers.{i}.residual" for i in range(config.num_layers - 1)), "final_norm", "logits"]
+    assert [tap["name"] for tap in taps] == expected
+    assert taps[0]["equal_bits"]
+    assert [tap["name"] for tap in taps if tap["relative"] > 1e-5] == []
+
+    # A difference in one layer's residual, and in nothing else, is found where it is.
+    with np.load(dump) as file:
+        tensors = dict(file)
+    assert len(tensors["token_ids"]) == len("The capital of France is")
+    tensors["hidden_states.1"] = tensors["hidden_states.1"] * np.float32(1.01)
+    np.savez(dump, **tensors)
+    with contextlib.suppress(SystemExit):
+        main(["diff", str(folder), str(dump), *F32])
+    assert "first tap that departs is layers.0.residual" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_model")
+def test_a_dump_of_a_gguf_file_agrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The real small model: transformers dequantises the same file."""
+    for name in ("gguf", "accelerate"):
+        pytest.importorskip(name)
+    found = dump_and_diff(models() / f"{MODEL}.gguf", tmp_path / "theirs.npz", monkeypatch, capsys)
+    assert len(found["taps"]) == 32  # embed, 29 residuals, the final norm, logits
+    assert max(tap["relative"] for tap in found["taps"]) < 1e-5
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ def diff_tensors(name: str, a: np.ndarray, b: np.ndarray, tolerance: float) -> T
         worst_relative=max((_ratio(float(e), float(s)) for e, s in zip(row_error, row_size, strict=True)), default=0.0),
         max_abs=float(worst.max(initial=0.0)),
         worst_row=int(worst.argmax()) if worst.any() else None,
-        cosine=float((left * right).sum()) / sizes if sizes else float("nan"),
+        cosine=min(1.0, max(-1.0, float((left * right).sum()) / sizes)) if sizes else float("nan"),
         nans=0,
         equal_bits=equal_bits,
         departs=relative > tolerance,

@@ -45,6 +45,7 @@ TENSOR_TYPES = dict(enumerate(_TYPE_NAMES.split()))  # those not in FORMATS are 
 MAX_DIMS = 4
 MIN_METADATA_BYTES = 8 + 1 + 4 + 1  # a key of one character and a one-byte value
 MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
+MIN_REACH, MAX_REACH = 1 << 10, 1 << 17  # bytes in which the lengths of strings are looked for at once
 _U64 = struct.Struct("<Q")
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf")
 
@@ -217,22 +218,23 @@ class _Part:
         """
         data, size, unpack = self.file.array, self.file.size, _U64.unpack_from
         start = position = self.position
-        zero = data[start : start + 32 * count + 8] == 0
-        found = ~zero[:-7]
-        for i in range(1, 8):
-            found &= zero[i : len(zero) - 7 + i]
-        guesses = start + np.flatnonzero(found)
-        ends = guesses + 8 + data[guesses]
-        last = np.flatnonzero(np.append(ends[:-1] != guesses[1:], True))  # the guesses that do not lead to the next one
         places = np.empty(count, np.int64)
-        done = 0
+        done, reach = 0, MIN_REACH
         while done < count and position <= size:
-            at = int(np.searchsorted(guesses, position))
-            if at < len(guesses) and guesses[at] == position:
-                run = min(int(last[np.searchsorted(last, at)]) + 1 - at, count - done)
-                places[done : done + run] = guesses[at : at + run]
-                position, done = int(ends[at + run - 1]), done + run
+            zero = data[position : position + reach] == 0
+            found = ~zero[:-7]
+            for i in range(1, 8):
+                found &= zero[i : len(zero) - 7 + i]
+            guesses = position + np.flatnonzero(found)
+            ends = guesses + 8 + data[guesses]
+            leads = np.append(guesses[:1] == position, ends[:-1] == guesses[1:])  # from the one before it
+            run = min(int(np.argmin(np.append(leads, False))), count - done)
+            if run:
+                places[done : done + run] = guesses[:run]
+                position, done = int(ends[run - 1]), done + run
+                reach = min(4 * reach, MAX_REACH)
                 continue
+            reach = MIN_REACH
             for _ in range(min(64, count - done)):
                 places[done] = position
                 done += 1

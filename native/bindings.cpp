@@ -51,7 +51,8 @@ std::shared_ptr<Packed> pack(const std::string& format, Mat<uint8_t> data, int c
 }
 
 // All matrices of a model in one call, so that whoever else holds the GIL meanwhile is not in the way.
-std::vector<std::shared_ptr<Packed>> pack_all(const std::vector<std::string>& formats, const std::vector<nb::object>& data, const std::vector<int>& columns, const std::vector<bool>& mapped, int head, Pool& pool, std::shared_ptr<Arena> arena) {
+std::vector<std::shared_ptr<Packed>> pack_all(const std::vector<std::string>& formats, const std::vector<nb::object>& data, const std::vector<int>& columns, const std::vector<bool>& mapped, int head, const std::string& isa, Pool& pool, std::shared_ptr<Arena> arena) {
+    const Kernels& kernels = *pick(isa);
     std::vector<Mat<uint8_t>> arrays;
     for (size_t i = 0; i < data.size(); ++i) {
         arrays.push_back(nb::cast<Mat<uint8_t>>(data[i]));
@@ -63,7 +64,7 @@ std::vector<std::shared_ptr<Packed>> pack_all(const std::vector<std::string>& fo
         for (size_t i = 0; i < arrays.size(); ++i) packed[i] = pack_matrix(formats[i], arrays[i].data(), static_cast<int>(arrays[i].shape(0)), columns[i], mapped[i], pool, arena);
         for (size_t i = 0; i < arrays.size(); ++i)  // reading one tensor brought edges of its neighbours back
             if (mapped[i]) drop_pages(arrays[i].data(), arrays[i].data() + arrays[i].nbytes());
-        if (head >= 0 && packed[head]->w.kind == Kind::S8) measure_low_bits(*packed[head], pool);
+        if (head >= 0 && packed[head]->w.kind == Kind::S8) measure_low_bits(*packed[head], kernels, pool);
     }
     return packed;
 }
@@ -155,7 +156,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("nbytes", [](const Packed& p) { return p.w.bytes(); })
         .def_prop_ro("shape", [](const Packed& p) { return nb::make_tuple(p.w.rows, p.w.columns); });
     m.def("pack", &pack, "format"_a, "data"_a, "columns"_a, "pool"_a, "mapped"_a = false, "arena"_a.none() = nb::none(), "File rows, uint8 [rows, row_bytes] -> panels.");
-    m.def("pack_all", &pack_all, "formats"_a, "data"_a, "columns"_a, "mapped"_a, "head"_a, "pool"_a, "arena"_a,
+    m.def("pack_all", &pack_all, "formats"_a, "data"_a, "columns"_a, "mapped"_a, "head"_a, "isa"_a, "pool"_a, "arena"_a,
           "Many matrices into one arena. `head`: index of the output head, whose low bits are measured for screening, or -1.");
     m.def("unpack", [](const Packed& p, const std::string& isa) {
         const Kernels* k = pick(isa);

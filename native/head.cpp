@@ -9,6 +9,7 @@
 // R_ip also covers float32 rounding: a logit is a sum of `groups` rounded terms, each at most |w| |y| over its group.
 // Where too many rows are left, the full head is computed, and the next steps do not try.
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <cstring>
 #include <cmath>
@@ -20,55 +21,34 @@ namespace {
 
 constexpr int kBlock = 64;            // rows whose best lower bound stands for them in the search for the floor
 constexpr float kRounding = 3e-7f;    // of |w| |y|, for each group: 2^-24 a term, for both sums, with room
+constexpr float kFinite = 1e30f;
 constexpr float kLargest = 724.1f;    // >= sqrt(32) * 128: |w| of a group in units of d
+
+// The groups of a part: [first_group(part), first_group(part + 1)).
+inline int first_group(int part, int groups) { return part * groups / kHeadParts; }
 
 }  // namespace
 
-void measure_low_bits(Packed& packed, Pool& pool) {
+void measure_low_bits(Packed& packed, const Kernels& kernels, Pool& pool) {
     const Matrix& w = packed.w;
     packed.low_norm.reserve(static_cast<size_t>(8) * w.panels() * kHeadParts);
     const int groups = w.groups();
     const float rounding = kRounding * static_cast<float>(groups + 4);
+    std::atomic<bool> finite{true};
     pool.run([&](int thread) {
         const Range mine = share(w.panels(), thread, pool.threads());
-        for (int p = mine.begin; p < mine.end; ++p) {
-            float squares[kHeadParts][8] = {}, scales[kHeadParts][8] = {};
-            for (int g = 0; g < groups; ++g) {
-                const int part = g * kHeadParts / groups;
-                const uint8_t* group = w.data + p * w.panel_bytes() + static_cast<size_t>(g) * layout(w.kind).group_bytes;
-                const uint8_t* low = w.low + p * w.low_panel_bytes() + static_cast<size_t>(g) * layout(w.kind).low_bytes;
-                int32_t sum[8] = {};  // of (2 l - 7)^2
+        for (int p = mine.begin; p < mine.end; ++p)
+            for (int part = 0; part < kHeadParts; ++part) {
+                float norm[8], scale[8];
+                float* out = packed.low_norm.get() + static_cast<size_t>(part) * 8 * w.panels() + 8 * p;
+                kernels.measure_low(w, p, first_group(part, groups), first_group(part + 1, groups), norm, scale);
                 for (int r = 0; r < 8; ++r) {
-                    uint32_t two[2], one;
-                    std::memcpy(&two[0], low + 4 * r, 4);
-                    std::memcpy(&two[1], low + 32 + 4 * r, 4);
-                    std::memcpy(&one, low + 64 + 4 * r, 4);
-                    // (2 l - 7)^2 = 49 - 4 l (7 - l): 49 25 9 1 1 9 25 49. With b2 b1 b0 the bits of l, it is 1, 9, 25 or
-                    // 49 by how many steps (b1 b0) lies from the middle on the side b2 says: m = (b1 b0) ^ (b2 ? 0 : 3).
-                    for (int v = 0; v < 2; ++v) {
-                        uint32_t flip = 0;  // 3 in every two-bit field whose bit 2 is clear
-                        for (int f = 0; f < 4; ++f) flip |= ((~(one >> (4 * v + f))) & 0x01010101u) * 3u << (2 * f);
-                        const uint32_t m = two[v] ^ flip;
-                        const int low_set = __builtin_popcount(m & 0x55555555u), high_set = __builtin_popcount(m & 0xaaaaaaaau);
-                        const int both = __builtin_popcount(m & (m >> 1) & 0x55555555u);
-                        sum[r] += 16 + 8 * low_set + 24 * high_set + 16 * both;  // 1, 9, 25, 49
-                    }
-                }
-                for (int r = 0; r < 8; ++r) {
-                    uint16_t half;
-                    std::memcpy(&half, group + 2 * r, 2);
-                    const int exponent = (half >> 10) & 31;
-                    const float d = std::ldexp(static_cast<float>((half & 1023) | (exponent ? 1024 : 0)), (exponent ? exponent : 1) - 25);
-                    squares[part][r] += d * d * 0.25f * static_cast<float>(sum[r]);
-                    scales[part][r] += d;
+                    out[r] = 1.00001f * (norm[r] + rounding * kLargest * scale[r]);
+                    if (!(out[r] < kFinite)) finite = false;
                 }
             }
-            for (int part = 0; part < kHeadParts; ++part)
-                for (int r = 0; r < 8; ++r)
-                    packed.low_norm.get()[static_cast<size_t>(part) * 8 * w.panels() + 8 * p + r] =
-                        1.00001f * (std::sqrt(squares[part][r]) + rounding * kLargest * scales[part][r]);
-        }
     });
+    if (!finite) packed.low_norm.release();  // a scale is infinite or NaN: no bound holds, so nothing is screened
 }
 
 bool Plan::screens(const Phase& p) const {
@@ -87,13 +67,15 @@ void Plan::screen_head(const Phase& p, int thread) {
 
     float norm[kHeadParts];
     {
-        double squares[kHeadParts] = {};
-        for (int g = 0; g < w.groups(); ++g) {
-            int32_t sum = 0;
-            for (int k = 0; k < 32; ++k) sum += in.codes[32 * g + k] * in.codes[32 * g + k];
-            squares[g * kHeadParts / w.groups()] += static_cast<double>(in.sums[g].scale) * in.sums[g].scale * sum;
+        for (int part = 0; part < kHeadParts; ++part) {
+            double squares = 0;
+            for (int g = first_group(part, w.groups()); g < first_group(part + 1, w.groups()); ++g) {
+                int32_t sum = 0;
+                for (int k = 0; k < 32; ++k) sum += in.codes[32 * g + k] * in.codes[32 * g + k];
+                squares += static_cast<double>(in.sums[g].scale) * in.sums[g].scale * sum;
+            }
+            norm[part] = static_cast<float>(std::sqrt(squares) * 1.00001);
         }
-        for (int i = 0; i < kHeadParts; ++i) norm[i] = static_cast<float>(std::sqrt(squares[i]) * 1.00001);
     }
     const int blocks = (padded + kBlock - 1) / kBlock;
     const Range own = share(blocks, thread, threads);

@@ -73,6 +73,8 @@ struct Kernels {
     void (*matmul)(const MatmulArgs&);
     // The high five bits of an S8 matrix alone: out[r] = sum_g d[r, g] scale[g] sum_k (8 h[r, k] + 3.5 - 128) codes[k].
     void (*matmul_high)(const Matrix& w, int panel_begin, int panel_end, const int8_t* codes, const GroupSums* sums, float* out);
+    // What the high bits of an S8 panel leave out, over groups [begin, end): norm[r] = |d (l - 3.5)|, scale[r] = sum of |d|.
+    void (*measure_low)(const Matrix& w, int panel, int begin, int end, float* norm, float* scale);
     // Eight rows of a packed matrix as float32 [columns, 8].
     void (*unpack_panel)(const Matrix& w, int panel, float* out);
     // code = round(x * 127 / amax), scale = amax / 127, over groups of 32; n is a multiple of 32.

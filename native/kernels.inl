@@ -22,6 +22,6 @@ float read_stream(const uint8_t* p, size_t bytes, bool ahead) {
     return static_cast<float>(out[0]);
 }
 
-const Kernels table = {CUTAWAY_ISA_NAME, matmul, matmul_high, unpack_panel, quantize, rms_norm, rope, silu_mul, add, store_kv, attend, merge_spans, max_value, read_stream};
+const Kernels table = {CUTAWAY_ISA_NAME, matmul, matmul_high, measure_low, unpack_panel, quantize, rms_norm, rope, silu_mul, add, store_kv, attend, merge_spans, max_value, read_stream};
 
 }  // namespace

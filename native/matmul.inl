@@ -167,8 +167,9 @@ template <Kind KIND, int T> void few(const MatmulArgs& a, int first) {
     const int groups = a.w->groups();
     const size_t panel_bytes = a.w->panel_bytes(), codes_stride = 32 * static_cast<size_t>(groups);
     const size_t codes_bytes = codes_stride * T;
-    // SAFETY: the sums start at a multiple of 32 bytes of a block that malloc aligned for any type.
     int8_t* const codes = static_cast<int8_t*>(std::malloc(codes_bytes + sizeof(GroupSums) * groups * T));
+    if (!codes) std::abort();  // in the middle of a step, on every thread: there is no way back
+    // SAFETY: the sums start at a multiple of 32 bytes of a block that malloc aligned for any type.
     GroupSums* const sums = reinterpret_cast<GroupSums*>(codes + codes_bytes);
     for (int g = 0; g < groups; ++g)
         for (int t = 0; t < T; ++t) {
@@ -319,6 +320,27 @@ void matmul_high(const Matrix& w, int panel_begin, int panel_end, const int8_t* 
         }
         f_store(out + 8 * p, acc);
     }
+}
+
+void measure_low(const Matrix& w, int panel, int begin, int end, float* norm, float* scale) {
+    alignas(32) int8_t ones[32];
+    std::memset(ones, 1, 32);
+    F8 squares = f_zero(), scales = f_zero();
+    for (int g = begin; g < end; ++g) {
+        const F8 d = f_abs(f_load_half(reinterpret_cast<const uint16_t*>(w.data + panel * w.panel_bytes() + static_cast<size_t>(g) * 176)));
+        B32 l[8];
+        unpack_low3(w.low + panel * w.low_panel_bytes() + static_cast<size_t>(g) * 96, l);
+        I8 square = b_squares(l[0]);
+        for (int j = 1; j < 8; ++j) square = i_add(square, b_squares(l[j]));
+        // sum of (2 l - 7)^2 = 4 sum l^2 - 28 sum l + 32 * 49
+        const I8 sum = i_add(i_sub(i_shl<2>(square), i_mul(dot32<3>(l, ones), i_set1(28))), i_set1(1568));
+        squares = f_add(squares, f_mul(f_mul(f_mul(d, d), f_set1(0.25f)), f_from_i(sum)));
+        scales = f_add(scales, d);
+    }
+    float lane[8];
+    f_store(lane, squares);
+    for (int r = 0; r < 8; ++r) norm[r] = std::sqrt(lane[r]);
+    f_store(scale, scales);
 }
 
 void unpack_panel(const Matrix& w, int panel, float* out) {

@@ -1,5 +1,6 @@
 #include "pack.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace cutaway {
@@ -153,8 +154,10 @@ size_t row_bytes(const std::string& format, int columns) {
 void pack_panel(const std::string& format, const Matrix& w, const uint8_t* const rows[8], uint8_t* panel, uint8_t* low) {
     const FileFormat* f = find(format);
     const Layout l = layout(w.kind);
-    std::memset(panel, 0, w.panel_bytes());
-    if (l.low_bytes) std::memset(low, 0, w.low_panel_bytes());
+    if (w.columns % 32 || std::find(rows, rows + 8, nullptr) != rows + 8) {  // not every byte will be written
+        std::memset(panel, 0, w.panel_bytes());
+        if (l.low_bytes) std::memset(low, 0, w.low_panel_bytes());
+    }
     for (int lane = 0; lane < 8; ++lane) {
         const uint8_t* raw = rows[lane];
         if (!raw) continue;

@@ -53,10 +53,13 @@ template <class T> class Scratch {
     Scratch& operator=(const Scratch&) = delete;
     T* get() const { return data_; }
     size_t bytes() const { return size_ * sizeof(T); }
-    void reserve(size_t size) {
-        if (size <= size_) return;
+    void release() {
         std::free(data_);
         data_ = nullptr, size_ = 0;
+    }
+    void reserve(size_t size) {
+        if (size <= size_) return;
+        release();
         data_ = static_cast<T*>(allocate(size * sizeof(T)));
         size_ = size;
     }
@@ -85,7 +88,7 @@ struct Packed {
 constexpr int kHeadParts = 4;
 
 // Measures the low bits of a packed S8 matrix, which lets a plan find its largest products from the high bits.
-void measure_low_bits(Packed& packed, Pool& pool);
+void measure_low_bits(Packed& packed, const Kernels& kernels, Pool& pool);
 
 // A table of rows as its file holds it, for the embedding.
 struct Table {

@@ -69,6 +69,10 @@ template <int N, int MASK> inline B32 b_field(B32 a) {  // 16-bit shifts: the ma
     return {_mm256_and_si256(v, _mm256_set1_epi8(static_cast<char>(MASK)))};
 }
 
+inline I8 b_squares(B32 a) {  // the sum of squares of a lane's four bytes, each below 128
+    return {_mm256_madd_epi16(_mm256_maddubs_epi16(a.v, a.v), _mm256_set1_epi16(1))};
+}
+
 inline __m256i four(const int8_t* y) {  // y[0..3] in every lane
     int32_t word;
     std::memcpy(&word, y, 4);

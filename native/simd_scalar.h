@@ -90,6 +90,11 @@ inline I8 i_load_s8(const uint8_t* p) { I8 r; CUTAWAY_EACH(8) r.v[i] = static_ca
 inline B32 b_load(const uint8_t* p) { B32 r; std::memcpy(r.v, p, sizeof r.v); return r; }
 inline void b_store(uint8_t* p, B32 a) { std::memcpy(p, a.v, sizeof a.v); }
 inline B32 b_or(B32 a, B32 b) { CUTAWAY_EACH(32) a.v[i] |= b.v[i]; return a; }
+inline I8 b_squares(B32 a) {  // the sum of squares of a lane's four bytes
+    I8 r;
+    CUTAWAY_EACH(8) r.v[i] = a.v[4 * i] * a.v[4 * i] + a.v[4 * i + 1] * a.v[4 * i + 1] + a.v[4 * i + 2] * a.v[4 * i + 2] + a.v[4 * i + 3] * a.v[4 * i + 3];
+    return r;
+}
 // The bits of every byte moved by N (up for positive N), then masked: (byte << N) & MASK.
 template <int N, int MASK> inline B32 b_field(B32 a) {
     CUTAWAY_EACH(32) a.v[i] = static_cast<uint8_t>((N >= 0 ? a.v[i] << (N > 0 ? N : 0) : a.v[i] >> (N < 0 ? -N : 0)) & MASK);

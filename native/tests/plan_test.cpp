@@ -117,7 +117,7 @@ struct Model {
         Phase head;
         head.kind = PhaseKind::Matmul, head.norm = true, head.in = rows, head.weight = vector(kHidden, 1.0f, random), head.outputs = true;
         head.linears = {{matrix("Q8_0", kVocab, kHidden, random), nullptr, logits, -1}};
-        if (fused) measure_low_bits(*head.linears[0].w, *pool);  // steps with one output row screen the head
+        if (fused) measure_low_bits(*head.linears[0].w, *k, *pool);  // steps with one output row screen the head
         phases = plan.add_phase(head) + 1;
         Phase best;
         best.kind = PhaseKind::TopHead, best.in = logits, best.width = kVocab, best.outputs = true;

@@ -18,6 +18,7 @@ def pack_all(
     columns: Sequence[int],
     mapped: Sequence[bool],
     head: int,
+    isa: str,
     pool: Pool,
     arena: Arena,
 ) -> list[Packed]: ...

@@ -99,6 +99,17 @@ def test_few_rows_are_finished_where_one_stands_out(isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("scale", [np.inf, -np.inf, np.nan])
+def test_a_head_that_no_bound_holds_for_is_computed_in_full(isa, scale):
+    data = one_high_row(np.random.default_rng(8)).reshape(VOCAB, -1, 34)
+    data[17, 1, :2] = np.array([scale], np.float16).view(np.uint8)
+    interpreter, ids = programs(data.reshape(VOCAB, -1), isa, 2), ids_of(CONFIG, 9)
+    stage = Stage(interpreter, CONFIG, "f16")
+    interpreter.run(stage.batch({"a": ids}, "last", head_top_k=1), stage.kv_cache)
+    assert interpreter.head_rows_finished == 0
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_a_row_that_only_its_low_bits_make_the_largest_is_found(isa):
     """The worst case for a bound on the low bits: they all pull one way, in the best row up, in its rivals down."""
     ids = ids_of(CONFIG, 12)

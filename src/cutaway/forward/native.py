@@ -118,6 +118,8 @@ class NativeProgram:
             fuse,
             max_context,
         )
+        if threads is not None and threads < 1:
+            raise KernelError("threads", found=threads, expected="at least 1")
         self.threads = threads or usable_cores()
         self._pool = _native.Pool(self.threads)
         self._cos, self._sin = (np.ascontiguousarray(table) for table in rope_tables(config, max_context))
@@ -250,6 +252,7 @@ class NativeProgram:
             [weight.shape[1] for weight in matrices],
             [_is_mapped(array) for array in data],
             names.index(self.program["logits"].weights[0]) if screened else -1,
+            self.isa,
             self._pool,
             arena,
         )

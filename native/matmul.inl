@@ -57,24 +57,24 @@ template <> void gemv<Kind::S8>(const MatmulArgs& a) {
     }
 }
 
-// Several tokens: the groups of two panels are unpacked once into a strip in the first-level cache, then met by every
-// token, a few tokens at a time.
+// Several tokens: the groups of two panels are unpacked once into a strip in the first-level cache, side by side, then
+// met by every token, a few tokens at a time. A last panel without a neighbour is its own.
 constexpr int kStripGroups = 28;
 
 struct Strip {
-    alignas(64) uint8_t codes[kStripGroups][256];
-    alignas(64) float d[kStripGroups][8], m[kStripGroups][8], m2[kStripGroups][8];
-    alignas(64) int32_t a[kStripGroups][8], b[kStripGroups][8];
+    alignas(64) uint8_t codes[kStripGroups][512];  // four columns of both panels, 64 bytes, eight times
+    alignas(64) float d[kStripGroups][16], m[kStripGroups][16], m2[kStripGroups][16];
+    alignas(64) int32_t a[kStripGroups][16], b[kStripGroups][16];
 };
 
 template <Kind KIND> constexpr bool kHalves = KIND == Kind::K6 || KIND == Kind::K3 || KIND == Kind::K2;  // two integer scales a group
 template <Kind KIND> constexpr bool kMin = KIND == Kind::M4 || KIND == Kind::M5 || KIND == Kind::K4 || KIND == Kind::K5 || KIND == Kind::K2;
 
-template <Kind KIND> inline void fill(Strip& strip, const MatmulArgs& a, int panel, int begin, int end) {
+template <Kind KIND> inline void fill(Strip& strip, const MatmulArgs& a, int panel, int side, int begin, int end) {
     const Walk<KIND> walk{a.w->data + panel * a.w->panel_bytes()};
     for (int g = begin; g < end; ++g) {
         const uint8_t* group = walk.group(g);
-        const int at = g - begin;
+        const int at = g - begin, lane = 8 * side;
         fetch<Walk<KIND>::GROUP>(group);
         B32 u[8];
         if constexpr (KIND == Kind::S8) {
@@ -83,82 +83,73 @@ template <Kind KIND> inline void fill(Strip& strip, const MatmulArgs& a, int pan
         } else {
             Format<KIND>::codes(group, u);
         }
-        for (int j = 0; j < 8; ++j) b_store(strip.codes[at] + 32 * j, u[j]);
+        for (int j = 0; j < 8; ++j) b_store(strip.codes[at] + 64 * j + 32 * side, u[j]);
         const Scales s = Format<KIND>::scales(walk.header(g), group);
-        f_store(strip.d[at], s.d);
-        if constexpr (kMin<KIND>) f_store(strip.m[at], s.m);
-        if constexpr (KIND == Kind::K2) f_store(strip.m2[at], s.m2);
-        if constexpr (kHalves<KIND>) i_store(strip.a[at], s.a), i_store(strip.b[at], s.b);
+        f_store(strip.d[at] + lane, s.d);
+        if constexpr (kMin<KIND>) f_store(strip.m[at] + lane, s.m);
+        if constexpr (KIND == Kind::K2) f_store(strip.m2[at] + lane, s.m2);
+        if constexpr (kHalves<KIND>) i_store(strip.a[at] + lane, s.a), i_store(strip.b[at] + lane, s.b);
     }
 }
 
-template <Kind KIND> inline Scales strip_scales(const Strip& strip, int at) {
-    Scales s;
-    s.d = f_load(strip.d[at]);
-    if constexpr (kMin<KIND>) s.m = f_load(strip.m[at]);
-    if constexpr (KIND == Kind::K2) s.m2 = f_load(strip.m2[at]);
-    if constexpr (kHalves<KIND>) s.a = i_load(strip.a[at]), s.b = i_load(strip.b[at]);
+template <Kind KIND> CUTAWAY_INLINE ScalesOf<16> strip_scales(const Strip& strip, int at) {
+    ScalesOf<16> s;
+    s.d = f_load16(strip.d[at]);
+    if constexpr (kMin<KIND>) s.m = f_load16(strip.m[at]);
+    if constexpr (KIND == Kind::K2) s.m2 = f_load16(strip.m2[at]);
+    if constexpr (kHalves<KIND>) s.a = i_load16(strip.a[at]), s.b = i_load16(strip.b[at]);
     return s;
 }
 
-// P panels times T tokens over the groups [begin, end) of a strip; acc[p * kTokenBlock + t].
-template <Kind KIND, int P, int T>
-inline void tile(const Strip* strips, int begin, int end, const int8_t* codes, size_t codes_stride, const GroupSums* sums, size_t sums_stride, F8* acc) {
+// A strip's panels times T tokens over the groups [begin, end), onto acc[t].
+template <Kind KIND, int T>
+CUTAWAY_INLINE void tile(const Strip& strip, int begin, int end, const int8_t* codes, size_t codes_stride, const GroupSums* sums, size_t sums_stride, F16* acc) {
     constexpr int BITS = KIND == Kind::S8 ? 8 : Format<KIND>::BITS;
-    F8 sum[P][T];
-    for (int p = 0; p < P; ++p)
-        for (int t = 0; t < T; ++t) sum[p][t] = acc[p * kTokenBlock + t];
+    F16 sum[T];
+    for (int t = 0; t < T; ++t) sum[t] = acc[t];
     for (int g = begin; g < end; ++g) {
-        const uint8_t* u[P];
+        const uint8_t* u = strip.codes[g - begin];
         const int8_t* y[T];
-        for (int p = 0; p < P; ++p) u[p] = strips[p].codes[g - begin];
         for (int t = 0; t < T; ++t) y[t] = codes + t * codes_stride + 32 * g;
-        I8 low[P][T];
+        const auto s = strip_scales<KIND>(strip, g - begin);
+        I16 low[T];
         if constexpr (kHalves<KIND>) {
-            I8 high[P][T];
-            const uint8_t* u_high[P];
+            I16 high[T];
             const int8_t* y_high[T];
-            for (int p = 0; p < P; ++p) u_high[p] = u[p] + 128;
             for (int t = 0; t < T; ++t) y_high[t] = y[t] + 16;
-            dot_tile<BITS, 16, P, T>(u, y, low);
-            dot_tile<BITS, 16, P, T>(u_high, y_high, high);
-            for (int p = 0; p < P; ++p) {
-                const Scales s = strip_scales<KIND>(strips[p], g - begin);
-                for (int t = 0; t < T; ++t) sum[p][t] = Format<KIND>::add_dots(sum[p][t], s, low[p][t], high[p][t], sums[t * sums_stride + g]);
-            }
+            dot_tile<BITS, 16, T>(u, y, low);
+            dot_tile<BITS, 16, T>(u + 256, y_high, high);
+            for (int t = 0; t < T; ++t) sum[t] = Format<KIND>::add_dots(sum[t], s, low[t], high[t], sums[t * sums_stride + g]);
         } else {
-            dot_tile<BITS, 32, P, T>(u, y, low);
-            for (int p = 0; p < P; ++p) {
-                const Scales s = strip_scales<KIND>(strips[p], g - begin);
-                for (int t = 0; t < T; ++t) {
-                    const GroupSums& group = sums[t * sums_stride + g];
-                    if constexpr (KIND == Kind::S8) sum[p][t] = Format<KIND>::add_joined(sum[p][t], s, low[p][t], group);
-                    else sum[p][t] = Format<KIND>::add_dot(sum[p][t], s, low[p][t], group);
-                }
+            dot_tile<BITS, 32, T>(u, y, low);
+            for (int t = 0; t < T; ++t) {
+                const GroupSums& group = sums[t * sums_stride + g];
+                if constexpr (KIND == Kind::S8) sum[t] = Format<KIND>::add_joined(sum[t], s, low[t], group);
+                else sum[t] = Format<KIND>::add_dot(sum[t], s, low[t], group);
             }
         }
     }
-    for (int p = 0; p < P; ++p)
-        for (int t = 0; t < T; ++t) acc[p * kTokenBlock + t] = sum[p][t];
+    for (int t = 0; t < T; ++t) acc[t] = sum[t];
 }
 
-template <Kind KIND, int P>
-void gemm_panels(const MatmulArgs& a, int panel, int first, int count, Strip* strips, F8* acc) {
+template <Kind KIND> void gemm_panels(const MatmulArgs& a, int panel, bool two, int first, int count, Strip& strip, F16* acc) {
     const int groups = a.w->groups();
     const size_t codes_stride = 32 * static_cast<size_t>(groups), sums_stride = groups;
     const int8_t* codes = a.codes + first * codes_stride;
     const GroupSums* sums = a.sums + first * sums_stride;
-    for (int p = 0; p < P; ++p)
-        for (int t = 0; t < count; ++t) acc[p * kTokenBlock + t] = f_zero();
+    for (int t = 0; t < count; ++t) acc[t] = f_all<16>(0.0f);
     for (int begin = 0; begin < groups; begin += kStripGroups) {
         const int end = begin + kStripGroups < groups ? begin + kStripGroups : groups;
-        for (int p = 0; p < P; ++p) fill<KIND>(strips[p], a, panel + p, begin, end);
+        fill<KIND>(strip, a, panel, 0, begin, end);
+        fill<KIND>(strip, a, two ? panel + 1 : panel, 1, begin, end);
         int t = 0;
-        for (; t + kTileTokens <= count; t += kTileTokens) tile<KIND, P, kTileTokens>(strips, begin, end, codes + t * codes_stride, codes_stride, sums + t * sums_stride, sums_stride, acc + t);
-        for (; t < count; ++t) tile<KIND, P, 1>(strips, begin, end, codes + t * codes_stride, codes_stride, sums + t * sums_stride, sums_stride, acc + t);
+        for (; t + kTileTokens <= count; t += kTileTokens) tile<KIND, kTileTokens>(strip, begin, end, codes + t * codes_stride, codes_stride, sums + t * sums_stride, sums_stride, acc + t);
+        for (; t < count; ++t) tile<KIND, 1>(strip, begin, end, codes + t * codes_stride, codes_stride, sums + t * sums_stride, sums_stride, acc + t);
     }
-    for (int p = 0; p < P; ++p)
-        for (int t = 0; t < count; ++t) finish(a, panel + p, first + t, acc[p * kTokenBlock + t]);
+    for (int t = 0; t < count; ++t) {
+        finish(a, panel, first + t, f_low(acc[t]));
+        if (two) finish(a, panel + 1, first + t, f_high(acc[t]));
+    }
 }
 
 // A handful of tokens: codes stay in registers, without the way through a strip. The tokens' activations are laid side by
@@ -211,13 +202,11 @@ template <Kind KIND> void gemm(const MatmulArgs& a) {
         for (; t < a.num_tokens; ++t) few<KIND, 1>(a, t);
         return;
     }
-    Strip strips[2];
-    F8 acc[2 * kTokenBlock];
+    Strip strip;
+    F16 acc[kTokenBlock];
     for (int first = 0; first < a.num_tokens; first += kTokenBlock) {
         const int count = a.num_tokens - first < kTokenBlock ? a.num_tokens - first : kTokenBlock;
-        int p = a.panel_begin;
-        for (; p + 2 <= a.panel_end; p += 2) gemm_panels<KIND, 2>(a, p, first, count, strips, acc);
-        if (p < a.panel_end) gemm_panels<KIND, 1>(a, p, first, count, strips, acc);
+        for (int p = a.panel_begin; p < a.panel_end; p += 2) gemm_panels<KIND>(a, p, p + 1 < a.panel_end, first, count, strip, acc);
     }
 }
 

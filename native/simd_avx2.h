@@ -1,5 +1,5 @@
-// The vector words of kernels.inl for AVX2 + FMA + F16C, and, where the compiler is allowed it, AVX-512 VNNI on
-// 256-bit registers (the same bits: only exact integer sums differ in how they are reached).
+// The vector words of kernels.inl for AVX2 + FMA + F16C, and, where the compiler is allowed it, AVX-512 VNNI: 256-bit
+// registers for one panel, 512-bit ones for two (the same bits: only exact integer sums are reached in another way).
 //
 // Products of unsigned weights and signed activations go through vpmaddubsw, whose int16 sums must not overflow:
 // |y| <= 127, so a chain of n additions holds n * 2 * u_max * 127 <= 32767, that is 8 for 4-bit, 4 for 5-bit and
@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+
+#define CUTAWAY_INLINE inline __attribute__((always_inline))  // what a kernel is made of: a call would send its registers through memory
 
 namespace {
 
@@ -79,16 +81,46 @@ inline __m256i four(const int8_t* y) {  // y[0..3] in every lane
     return _mm256_set1_epi32(word);
 }
 
+// The words for eight lanes and for sixteen, by their number.
+template <int LANES> struct Lanes;
+template <> struct Lanes<8> { using F = F8; using I = I8; };
+template <int LANES> using FloatsOf = typename Lanes<LANES>::F;
+template <int LANES> using IntsOf = typename Lanes<LANES>::I;
+template <int LANES> inline FloatsOf<LANES> f_all(float x);
+template <int LANES> inline IntsOf<LANES> i_all(int32_t x);
+template <> inline F8 f_all<8>(float x) { return f_set1(x); }
+template <> inline I8 i_all<8>(int32_t x) { return i_set1(x); }
+
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 
-template <int BITS> inline I8 dot16(const B32* u, const int8_t* y) {
+// Sixteen lanes: the rows of two panels side by side, in one register.
+struct F16 { __m512 v; };
+struct I16 { __m512i v; };
+
+inline F16 f_pair(F8 low, F8 high) { return {_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1)}; }
+inline F8 f_low(F16 a) { return _mm512_castps512_ps256(a.v); }
+inline F8 f_high(F16 a) { return _mm512_extractf32x8_ps(a.v, 1); }
+inline F16 f_load16(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline I16 i_load16(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+template <> struct Lanes<16> { using F = F16; using I = I16; };
+template <> inline F16 f_all<16>(float x) { return {_mm512_set1_ps(x)}; }
+template <> inline I16 i_all<16>(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline F16 f_mul(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F16 f_fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F16 f_from_i(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline I16 i_add(I16 a, I16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline I16 i_sub(I16 a, I16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+inline I16 i_mul(I16 a, I16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+template <int N> inline I16 i_shl(I16 a) { return {_mm512_slli_epi32(a.v, N)}; }
+
+template <int BITS> CUTAWAY_INLINE I8 dot16(const B32* u, const int8_t* y) {
     __m256i a = _mm256_dpbusd_epi32(_mm256_setzero_si256(), u[0].v, four(y));
     __m256i b = _mm256_dpbusd_epi32(_mm256_setzero_si256(), u[1].v, four(y + 4));
     a = _mm256_dpbusd_epi32(a, u[2].v, four(y + 8));
     b = _mm256_dpbusd_epi32(b, u[3].v, four(y + 12));
     return {_mm256_add_epi32(a, b)};
 }
-template <int BITS> inline I8 dot32(const B32* u, const int8_t* y) {
+template <int BITS> CUTAWAY_INLINE I8 dot32(const B32* u, const int8_t* y) {
     __m256i a = _mm256_dpbusd_epi32(_mm256_setzero_si256(), u[0].v, four(y));
     __m256i b = _mm256_dpbusd_epi32(_mm256_setzero_si256(), u[1].v, four(y + 4));
     a = _mm256_dpbusd_epi32(a, u[2].v, four(y + 8));
@@ -99,17 +131,16 @@ template <int BITS> inline I8 dot32(const B32* u, const int8_t* y) {
     b = _mm256_dpbusd_epi32(b, u[7].v, four(y + 28));
     return {_mm256_add_epi32(a, b)};
 }
-template <int BITS, int COLUMNS, int P, int T>
-inline void dot_tile(const uint8_t* const (&u)[P], const int8_t* const (&y)[T], I8 (&out)[P][T]) {
-    for (int p = 0; p < P; ++p)
-        for (int t = 0; t < T; ++t) out[p][t].v = _mm256_setzero_si256();
+template <int BITS, int COLUMNS, int T>
+CUTAWAY_INLINE void dot_tile(const uint8_t* u, const int8_t* const (&y)[T], I16 (&out)[T]) {
+    for (int t = 0; t < T; ++t) out[t].v = _mm512_setzero_si512();
 #pragma GCC unroll 8
     for (int j = 0; j < COLUMNS / 4; ++j) {
-        B32 w[P];
-        for (int p = 0; p < P; ++p) w[p] = b_load(u[p] + 32 * j);
+        const __m512i w = _mm512_load_si512(u + 64 * j);
         for (int t = 0; t < T; ++t) {
-            const __m256i four_y = four(y[t] + 4 * j);
-            for (int p = 0; p < P; ++p) out[p][t].v = _mm256_dpbusd_epi32(out[p][t].v, w[p].v, four_y);
+            int32_t word;
+            std::memcpy(&word, y[t] + 4 * j, 4);
+            out[t].v = _mm512_dpbusd_epi32(out[t].v, w, _mm512_set1_epi32(word));
         }
     }
 }
@@ -127,7 +158,7 @@ inline __m256i widen(__m256i s) { return _mm256_madd_epi16(s, _mm256_set1_epi16(
 inline __m256i signed_pairs(B32 w, const int8_t* y) {
     return widen(_mm256_maddubs_epi16(_mm256_abs_epi8(w.v), _mm256_sign_epi8(four(y), w.v)));
 }
-template <int BITS> inline I8 dot16(const B32* u, const int8_t* y) {
+template <int BITS> CUTAWAY_INLINE I8 dot16(const B32* u, const int8_t* y) {
     if constexpr (BITS == 8) {
         return {_mm256_add_epi32(_mm256_add_epi32(signed_pairs(u[0], y), signed_pairs(u[1], y + 4)),
                                  _mm256_add_epi32(signed_pairs(u[2], y + 8), signed_pairs(u[3], y + 12)))};
@@ -138,7 +169,7 @@ template <int BITS> inline I8 dot16(const B32* u, const int8_t* y) {
         else return {_mm256_add_epi32(widen(a), widen(b))};
     }
 }
-template <int BITS> inline I8 dot32(const B32* u, const int8_t* y) {
+template <int BITS> CUTAWAY_INLINE I8 dot32(const B32* u, const int8_t* y) {
     if constexpr (BITS <= 4) {
         const __m256i a = _mm256_add_epi16(_mm256_add_epi16(pairs(u[0], y), pairs(u[1], y + 4)),
                                            _mm256_add_epi16(pairs(u[2], y + 8), pairs(u[3], y + 12)));
@@ -149,19 +180,26 @@ template <int BITS> inline I8 dot32(const B32* u, const int8_t* y) {
         return i_add(dot16<BITS>(u, y), dot16<BITS>(u + 4, y + 16));
     }
 }
-template <int BITS, int COLUMNS, int P, int T>
-inline void dot_tile(const uint8_t* const (&u)[P], const int8_t* const (&y)[T], I8 (&out)[P][T]) {
+
+}  // namespace
+
+#include "simd_pair.h"
+
+namespace {
+
+template <int BITS, int COLUMNS, int T>
+CUTAWAY_INLINE void dot_tile(const uint8_t* u, const int8_t* const (&y)[T], I16 (&out)[T]) {
     constexpr int kChain = BITS == 8 ? 1 : BITS == 6 ? 2 : BITS == 5 ? 4 : COLUMNS / 4;  // additions int16 can hold
 #pragma GCC unroll 8
     for (int first = 0; first < COLUMNS / 4; first += kChain) {
-        __m256i chain[P][T];
+        __m256i chain[2][T];
 #pragma GCC unroll 8
         for (int j = first; j < first + kChain; ++j) {
-            B32 w[P];
-            for (int p = 0; p < P; ++p) w[p] = b_load(u[p] + 32 * j);
+            B32 w[2];
+            for (int p = 0; p < 2; ++p) w[p] = b_load(u + 64 * j + 32 * p);
             for (int t = 0; t < T; ++t) {
                 const __m256i four_y = four(y[t] + 4 * j);
-                for (int p = 0; p < P; ++p) {
+                for (int p = 0; p < 2; ++p) {
                     __m256i product;
                     if constexpr (BITS == 8) product = _mm256_maddubs_epi16(_mm256_abs_epi8(w[p].v), _mm256_sign_epi8(four_y, w[p].v));
                     else product = _mm256_maddubs_epi16(w[p].v, four_y);
@@ -169,11 +207,10 @@ inline void dot_tile(const uint8_t* const (&u)[P], const int8_t* const (&y)[T], 
                 }
             }
         }
-        for (int p = 0; p < P; ++p)
-            for (int t = 0; t < T; ++t) {
-                const __m256i wide = widen(chain[p][t]);
-                out[p][t].v = first == 0 ? wide : _mm256_add_epi32(out[p][t].v, wide);
-            }
+        for (int t = 0; t < T; ++t) {
+            const I16 wide{{widen(chain[0][t])}, {widen(chain[1][t])}};
+            out[t] = first == 0 ? wide : i_add(out[t], wide);
+        }
     }
 }
 constexpr int kTileTokens = 2;

@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#define CUTAWAY_INLINE inline
+
 namespace {
 
 struct F8 { float v[8]; };
@@ -113,15 +115,31 @@ template <int BITS> inline I8 dot16(const B32* u, const int8_t* y) {
 template <int BITS> inline I8 dot32(const B32* u, const int8_t* y) {
     return i_add(dot16<BITS>(u, y), dot16<BITS>(u + 4, y + 16));
 }
-// out[p][t] = sum over COLUMNS columns of u[p] y[t], for P panels and T tokens; u as laid out by b_store, 32 bytes for
-// four columns of eight rows.
-template <int BITS, int COLUMNS, int P, int T>
-inline void dot_tile(const uint8_t* const (&u)[P], const int8_t* const (&y)[T], I8 (&out)[P][T]) {
-    for (int p = 0; p < P; ++p)
-        for (int t = 0; t < T; ++t) {
-            out[p][t] = i_set1(0);
-            for (int j = 0; j < COLUMNS / 4; ++j) out[p][t] = i_add(out[p][t], dot4(b_load(u[p] + 32 * j), y[t] + 4 * j));
-        }
+// The words for eight lanes and for sixteen, by their number.
+template <int LANES> struct Lanes;
+template <> struct Lanes<8> { using F = F8; using I = I8; };
+template <int LANES> using FloatsOf = typename Lanes<LANES>::F;
+template <int LANES> using IntsOf = typename Lanes<LANES>::I;
+template <int LANES> inline FloatsOf<LANES> f_all(float x);
+template <int LANES> inline IntsOf<LANES> i_all(int32_t x);
+template <> inline F8 f_all<8>(float x) { return f_set1(x); }
+template <> inline I8 i_all<8>(int32_t x) { return i_set1(x); }
+
+}  // namespace
+
+#include "simd_pair.h"
+
+namespace {
+
+// out[t] = sum over COLUMNS columns of u y[t], for the sixteen rows of two panels and T tokens; u holds 64 bytes for
+// every four columns, 32 of each panel.
+template <int BITS, int COLUMNS, int T>
+inline void dot_tile(const uint8_t* u, const int8_t* const (&y)[T], I16 (&out)[T]) {
+    for (int t = 0; t < T; ++t) {
+        out[t] = i_all<16>(0);
+        for (int j = 0; j < COLUMNS / 4; ++j)
+            out[t] = i_add(out[t], I16{dot4(b_load(u + 64 * j), y[t] + 4 * j), dot4(b_load(u + 64 * j + 32), y[t] + 4 * j)});
+    }
 }
 constexpr int kTileTokens = 2;
 constexpr int kRegisters = 16;

@@ -42,10 +42,11 @@ void Plan::attention(const Phase& p, int thread) {
     Local& local = *locals_[thread];
     const float scale = 1.0f / std::sqrt(static_cast<float>(d));
     const int longest_spans = (longest_ + kSpan - 1) / kSpan;
-    auto attend = [&](int t, int h, int span, float* m, float* l, float* acc) {
+    auto attend = [&](int t, int together, int h, int span, float* m, float* l, float* acc) {
         const int seq = seq_of_token_[t], keys = batch_.positions[t] + 1;
-        k_->attend({&kv, batch_.block_tables + static_cast<size_t>(seq) * batch_.max_blocks, h, group,
-                    buffer(p.in) + (static_cast<size_t>(t) * heads + h * group) * d, scale, span * kSpan, std::min(keys, (span + 1) * kSpan), split_spans_, m, l, acc});
+        const size_t row = static_cast<size_t>(heads) * d;
+        k_->attend({&kv, batch_.block_tables + static_cast<size_t>(seq) * batch_.max_blocks, h, group, together, buffer(p.in) + t * row + static_cast<size_t>(h) * group * d, row,
+                    scale, span * kSpan, std::min(keys, (span + 1) * kSpan), split_spans_, m, l, acc});
     };
     auto spans_of = [&](int t) { return (batch_.positions[t] + kSpan) / kSpan; };
 
@@ -56,7 +57,7 @@ void Plan::attention(const Phase& p, int thread) {
                 for (int s = 0; s < spans_of(t); ++s, ++task) {
                     if (task % threads != thread) continue;
                     const size_t at = ((static_cast<size_t>(t) * kv_heads + h) * longest_spans + s) * group;
-                    attend(t, h, s, partial_m_.get() + at, partial_l_.get() + at, partial_acc_.get() + at * d);
+                    attend(t, 1, h, s, partial_m_.get() + at, partial_l_.get() + at, partial_acc_.get() + at * d);
                 }
         pool_->barrier();
         const Range mine = share(tokens * heads, thread, threads);
@@ -68,8 +69,9 @@ void Plan::attention(const Phase& p, int thread) {
         return;
     }
 
-    const size_t rows_of_tile = static_cast<size_t>(kTokenTile) * longest_spans * group;
+    const size_t tile = static_cast<size_t>(kTokenTile) * group, rows_of_tile = tile * longest_spans;  // rows: [span, token, head]
     float *m = local.spans.get(), *l = m + rows_of_tile, *acc = l + rows_of_tile;
+    const int most = std::max(1, kMaxRows / group);
     int task = 0;
     for (int s = 0; s < batch_.num_seqs; ++s)
         for (int first = batch_.query_starts[s]; first < batch_.query_starts[s + 1]; first += kTokenTile)
@@ -77,15 +79,17 @@ void Plan::attention(const Phase& p, int thread) {
                 if (task % threads != thread) continue;
                 const int last = std::min(first + kTokenTile, batch_.query_starts[s + 1]);
                 for (int span = 0; span < spans_of(last - 1); ++span)
-                    for (int t = first; t < last; ++t) {
+                    for (int t = first, together = 1; t < last; t += together) {
+                        const bool whole = batch_.positions[t] + 1 >= (span + 1) * kSpan;  // for the tokens after it too
+                        together = whole ? std::min(most, last - t) : 1;
                         if (span >= spans_of(t)) continue;
-                        const size_t at = (static_cast<size_t>(t - first) * longest_spans + span) * group;
-                        attend(t, h, span, m + at, l + at, acc + at * d);
+                        const size_t at = span * tile + static_cast<size_t>(t - first) * group;
+                        attend(t, together, h, span, m + at, l + at, acc + at * d);
                     }
                 for (int t = first; t < last; ++t)
                     for (int g = 0; g < group; ++g) {
-                        const size_t at = static_cast<size_t>(t - first) * longest_spans * group + g;
-                        k_->merge_spans(m + at, l + at, acc + at * d, spans_of(t), group, group * d, d,
+                        const size_t at = static_cast<size_t>(t - first) * group + g;
+                        k_->merge_spans(m + at, l + at, acc + at * d, spans_of(t), tile, tile * d, d,
                                         buffer(p.out) + (static_cast<size_t>(t) * heads + h * group + g) * d);
                     }
             }

@@ -1,4 +1,4 @@
-// Storing keys and values, and attending over them: the query heads that share a KV head meet each key once, converted once.
+// Storing keys and values, and attending over them: the rows that share a key meet it together, converted once.
 // Part of kernels.inl.
 
 inline int8_t code8(float x, float scale) {
@@ -121,8 +121,10 @@ template <KvType K, KvType V> inline const uint8_t* next_bytes(const AttendArgs&
 template <KvType K, KvType V, int G> void attend_group(const AttendArgs& a, int first) {
     const KvLayer& kv = *a.kv;
     alignas(32) float q[kMaxHeadDim * G];  // one dimension of all heads side by side
-    for (int g = 0; g < G; ++g)
-        for (int d = 0; d < kv.head_dim; ++d) q[d * G + g] = a.q[static_cast<size_t>(first + g) * kv.head_dim + d];
+    for (int g = 0; g < G; ++g) {
+        const float* row = a.q + (first + g) / a.group * a.q_stride + static_cast<size_t>((first + g) % a.group) * kv.head_dim;
+        for (int d = 0; d < kv.head_dim; ++d) q[d * G + g] = row[d];
+    }
     const int keys = a.key_end - a.key_begin;
     alignas(32) float scores[G * kSpan];
     constexpr int kWide = G <= 3 || kRegisters == 32 ? 2 : 1;
@@ -163,15 +165,18 @@ template <KvType K, KvType V, int G> void attend_group(const AttendArgs& a, int 
     }
     float* out = a.acc + static_cast<size_t>(first) * kv.head_dim;
     int dim = 0;
-    for (; dim + 16 <= kv.head_dim; dim += 16) mix_values<V, G, 2>(a, scores, dim, out);
+    if constexpr (G <= 7 || kRegisters == 32)
+        for (; dim + 16 <= kv.head_dim; dim += 16) mix_values<V, G, 2>(a, scores, dim, out);
     for (; dim < kv.head_dim; dim += 8) mix_values<V, G, 1>(a, scores, dim, out);
 }
 
 template <KvType K, KvType V> void attend_typed(const AttendArgs& a) {
     int first = 0;
-    while (first < a.group) {
-        const int left = a.group - first;
-        if (left >= 7) attend_group<K, V, 7>(a, first), first += 7;
+    while (first < a.group * a.tokens) {
+        const int left = a.group * a.tokens - first;
+        if (left >= 14) attend_group<K, V, 14>(a, first), first += 14;
+        else if (left >= 12) attend_group<K, V, 12>(a, first), first += 12;
+        else if (left >= 7) attend_group<K, V, 7>(a, first), first += 7;
         else if (left >= 4) attend_group<K, V, 4>(a, first), first += 4;
         else if (left == 3) attend_group<K, V, 3>(a, first), first += 3;
         else if (left == 2) attend_group<K, V, 2>(a, first), first += 2;

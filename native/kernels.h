@@ -48,22 +48,26 @@ struct KvLayer {
     int num_kv_heads, head_dim, block_size;
 };
 
-// Attention of one token's query heads that share a KV head, over keys [key_begin, key_end):
-//   s[g, j] = scale * q[g] . k[j];  m[g] = max_j s;  l[g] = sum_j exp(s - m);  acc[g] = sum_j exp(s - m) v[j]
+// Attention of the query heads that share a KV head, of one token or of several that see the same keys, over keys
+// [key_begin, key_end), for each row r = (token, head):
+//   s[r, j] = scale * q[r] . k[j];  m[r] = max_j s;  l[r] = sum_j exp(s - m);  acc[r] = sum_j exp(s - m) v[j]
 struct AttendArgs {
     const KvLayer* kv;
     const int32_t* block_table;
     int kv_head;
     int group;               // query heads
-    const float* q;          // [group, head_dim]
+    int tokens;
+    const float* q;          // [tokens, group, head_dim], tokens q_stride floats apart
+    size_t q_stride;
     float scale;
     int key_begin, key_end;  // key_end - key_begin <= kSpan
     bool ahead;              // fetch blocks ahead: a lone query reads keys and values that are in no cache yet
-    float* m;                // [group]
-    float* l;                // [group]
-    float* acc;              // [group, head_dim]
+    float* m;                // [tokens, group]
+    float* l;                // [tokens, group]
+    float* acc;              // [tokens, group, head_dim]
 };
 
+constexpr int kMaxRows = 14;    // rows that meet a key together
 constexpr int kSpan = 256;      // keys of one attention span; spans are merged in rising order
 constexpr int kMaxHeadDim = 256;
 constexpr int kTokenBlock = 64; // tokens whose activations stay in the cache while panels pass

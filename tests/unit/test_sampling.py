@@ -130,18 +130,55 @@ def test_top_k_is_exact_and_ties_go_to_the_lowest_ids(vocab, ties):
             assert with_ties.ids.tolist() == [i for i in range(vocab) if k >= vocab or logits[i] >= last]
 
 
+def plain_top_p(x: np.ndarray, p: float) -> tuple[list[int], bytes]:
+    """Ids and weights, by sorting everything. The sum is compared in the same way: next to 1, rounding decides."""
+    order = np.lexsort((np.arange(len(x)), -x))
+    weights = np.exp(x - x.max())
+    reached = np.cumsum(weights[order]) >= p * weights.sum()
+    kept = order[: int(reached.argmax()) + 1] if reached.any() else order
+    return kept.tolist(), weights[kept].tobytes()
+
+
 @pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("vocab", [2, 65, 3000, 40_000])
-@pytest.mark.parametrize("spread", [0.01, 1.0])
-def test_top_p_is_the_sorted_definition(vocab, ties, spread):
-    for logits in rows(vocab, 3, ties) * np.float32(spread):
+@pytest.mark.parametrize("vocab", [1, 2, 65, 3000, 40_000])
+@pytest.mark.parametrize("spread", [0, 0.01, 1, 3, "peaked"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_top_p_is_the_sorted_definition(vocab, ties, spread, dtype):
+    for logits in rows(vocab, 3, ties).astype(dtype):
+        if spread == "peaked":
+            logits[vocab // 2] += 20
+        else:
+            logits *= dtype(spread)
         x = logits.astype(np.float64)
-        order = sorted(range(vocab), key=lambda i: (-x[i], i))
-        mass = np.exp(x - x.max())
-        reached = np.cumsum(mass[order]) / mass.sum()
-        for p in (0.0, 0.1, 0.5, 0.9, 0.999, 0.999999):
-            crossing = int(np.argmax(reached >= p))
-            assert s.top_p(Candidates.of(logits), p).ids.tolist() == order[: crossing + 1]
+        for p in (0.0, 0.1, 0.5, 0.9, 0.999, 0.999999, 1 - 2**-53):
+            found = s.top_p(Candidates.of(logits), p)
+            assert (found.ids.tolist(), found.weights.tobytes()) == plain_top_p(x, p)
+            found = s.top_p(s.temperature(Candidates.of(logits), 0.7), p)
+            assert (found.ids.tolist(), found.weights.tobytes()) == plain_top_p((x - x.max()) / 0.7, p)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("ties", [False, True])
+def test_many_values_are_sorted_as_few_are(dtype, ties):
+    for count in (1, 2, 1023, 1024, 5000):
+        x = RNG.normal(0, 3, count).astype(dtype) * dtype(10) ** RNG.integers(-30, 30, count).astype(dtype)
+        if ties:
+            x = np.round(x)  # most of them to 0 or -0.0
+            x[RNG.random(count) < 0.1] = -np.inf
+        assert s._falling(x).tolist() == sorted(range(count), key=lambda i: (-x[i], i))
+
+
+def test_a_temperature_that_waits_gives_the_same_bits():
+    for logits in rows(3000, 5, ties=True):
+        x = logits.astype(np.float64)
+        for t in (0.3, 0.8, 1.7):
+            expected = (x - x.max()) / t
+            c = s.temperature(Candidates.of(logits), t)
+            kept = s.top_k(c, 100)
+            assert kept.logits.tobytes() == expected[kept.ids].tobytes()
+            assert c.logits.tobytes() == expected.tobytes()
+            assert (c.peak, kept.peak) == (0, 0)
+            assert s.temperature(c, 0.5).logits.tobytes() == (expected / 0.5).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -229,98 +266,3 @@ def test_draws_follow_the_distribution():
         ).token
         counts[token] += 1
     assert np.abs(counts / 4000 - [0.5, 0.25, 0.125, 0.125]).max() < 0.02
-
-
-# -- what a step tells of itself -----------------------------------------------------------------------------------
-
-
-def recorded(logits, history=NOTHING, **settings):
-    c = candidates(np.array([logits], np.float32), 0)
-    return draw_token(c, SamplingParams(**settings), history, seed=9, index=0, position=5, record=True)
-
-
-def test_a_record_of_every_stage():
-    drawn = recorded(
-        np.log([0.4, 0.3, 0.2, 0.1]),
-        History([0], [1]),
-        temperature=0.5,
-        top_k=3,
-        top_p=0.8,
-        logit_bias={3: 1.0},
-        repetition_penalty=1.0001,
-        presence_penalty=0.001,
-        min_p=0.001,
-    )
-    step = drawn.record
-    names = [stage.name for stage in step.stages]
-    assert names == [
-        "model",
-        "logit_bias",
-        "repetition_penalty",
-        "presence_frequency",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-    ]
-    model, top_k, top_p = step.stages[0], step.stages[5], step.stages[6]
-    assert model.ids.tolist() == [0, 1, 2, 3]
-    assert model.probabilities == pytest.approx([0.4, 0.3, 0.2, 0.1], rel=1e-6)
-    assert (top_k.kept, top_k.removed) == (3, 1)
-    assert 0 < top_k.removed_mass < 1
-    before = step.stages[4].probabilities
-    assert top_k.removed_mass == pytest.approx(before[-1], rel=1e-9)
-    assert top_p.kept + top_p.removed == 3
-    assert step.token == drawn.token
-    low, high = step.interval
-    assert low <= step.draw < high
-    assert step.draw == uniform(9, 0, 5)
-    assert high - low == pytest.approx(math.exp(step.logprob_processed))
-
-
-def test_a_record_shows_at_most_fifty_and_counts_all():
-    step = recorded(RNG.normal(0, 1, 500), temperature=1).record
-    assert len(step.stages[0].ids) == 50
-    assert step.stages[0].kept == 500
-    assert step.stages[0].probabilities.tolist() == sorted(step.stages[0].probabilities, reverse=True)
-
-
-def test_entropies_and_logprobs_raw_and_processed():
-    logits = np.log([0.5, 0.25, 0.25])
-    step = recorded(logits, temperature=1, top_k=1).record
-    assert step.entropy_raw_nats == pytest.approx(1.5 * math.log(2), rel=1e-6)
-    assert step.entropy_processed_nats == 0
-    assert step.logprob_raw == pytest.approx(math.log(0.5), rel=1e-6)
-    assert step.logprob_processed == 0
-    assert step.rank == 1
-
-
-def test_logprobs_are_of_the_model_and_of_the_draw():
-    logits = np.log(np.array([[0.1, 0.2, 0.3, 0.4]], np.float32))
-    params = SamplingParams(temperature=0.5, top_k=2, logprobs=3, seed=1)
-    told = draw_token(candidates(logits, 0), params, NOTHING, seed=1, index=0, position=0, record=False).logprobs
-    assert [token for token, _ in told.top_raw] == [3, 2, 1]
-    assert [p for _, p in told.top_raw] == pytest.approx(np.log([0.4, 0.3, 0.2]), rel=1e-5)
-    assert [token for token, _ in told.top_processed] == [3, 2]
-    assert [p for _, p in told.top_processed] == pytest.approx(np.log([16 / 25, 9 / 25]), rel=1e-5)
-    assert told.raw == dict(told.top_raw)[told.token]
-    assert told.processed == dict(told.top_processed)[told.token]
-    assert told.rank == {3: 1, 2: 2}[told.token]
-
-
-def test_rank_counts_ties_by_id():
-    logits = np.array([[1, 2, 2, 0]], np.float32)
-    params = SamplingParams(logit_bias={2: 1.0}, logprobs=0)
-    told = draw_token(candidates(logits, 0), params, NOTHING, seed=0, index=0, position=0, record=False).logprobs
-    assert (told.token, told.rank, told.top_raw) == (2, 2, ())
-
-
-def test_recording_changes_no_draw():
-    for settings in ({}, {"temperature": 1}, {"temperature": 1, "top_k": 5, "top_p": 0.9}):
-        params = SamplingParams(**settings)
-        for position, logits in enumerate(rows(300, 20, ties=False)):
-            c = candidates(logits[None], 0)
-            with_record = draw_token(c, params, NOTHING, seed=4, index=0, position=position, record=True)
-            c = candidates(script.top(logits[None], params.head_top_k), 0)
-            without = draw_token(c, params, NOTHING, seed=4, index=0, position=position, record=False)
-            assert with_record.token == without.token

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,31 +31,54 @@ __all__ = [
     "top_p",
 ]
 
+BEST = 64  # of so many the order is looked for at once
+
 
 @dataclass(frozen=True)
 class Candidates:
-    """What is left to choose from: `ids` int [kept] and `logits` float64 [kept].
+    """What is left to choose from: `ids` int [kept], and a logit x for each, `logits` float64 [kept].
 
     They stand by falling logit, ties by rising id (`ordered`), or by rising id. The distribution over them is
-    p = softmax(x) = weights / total, with weights = exp(x - peak); it is computed when first asked for, once.
+    p = softmax(x) = weights / total, with weights = exp(x - peak).
+
+    All of it is computed when first asked for, and then kept. So is a temperature: x = (given - shift) / divisor, where
+    `given` are float32, as the model gave them, or float64, as a processor left them. The order of `given` is that of
+    x, so that a filter can choose before anything is divided.
     """
 
     ids: np.ndarray
-    logits: np.ndarray
+    given: np.ndarray
     ordered: bool = False
+    shift: float = 0.0
+    divisor: float = 1.0
+    undivided: Candidates | None = None  # the same ones without the temperature
 
     @staticmethod
     def of(logits: np.ndarray) -> Candidates:
         """All of the vocabulary, from a row of logits [vocab]."""
-        return Candidates(_every_id(len(logits)), logits.astype(np.float64))
+        return Candidates(_every_id(len(logits)), logits if logits.dtype == np.float32 else logits.astype(np.float64))
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @functools.cached_property
+    def logits(self) -> np.ndarray:
+        """x, float64 [kept]"""
+        if self.shift == 0 and self.divisor == 1:
+            return self.given.astype(np.float64, copy=False)
+        logits = np.subtract(self.given, self.shift, dtype=np.float64)
+        with np.errstate(over="ignore"):
+            logits /= self.divisor
+        return logits
+
+    def logit(self, place: int) -> float:
+        """x of one of them"""
+        return (float(self.given[place]) - self.shift) / self.divisor
+
+    @functools.cached_property
     def peak(self) -> float:
         """The largest logit."""
-        return float(self.logits[0] if self.ordered else self.logits.max())
+        return self.logit(0 if self.ordered else int(self.given.argmax()))
 
     @functools.cached_property
     def weights(self) -> np.ndarray:
@@ -74,14 +97,25 @@ class Candidates:
         return self.weights / self.total
 
     @property
+    def weighed(self) -> bool:
+        """Whether the weights have been computed."""
+        return "weights" in self.__dict__
+
+    @property
     def entropy_nats(self) -> float:
-        """-sum p ln p = ln total + peak - sum p x"""
-        x = self.logits if self.logits.min() > -math.inf else np.maximum(self.logits, -1e300)  # p is 0 there
-        return math.log(self.total) + self.peak - float(np.einsum("i,i->", self.weights, x)) / self.total
+        """-sum p ln p = ln total - sum p (x - peak)"""
+        shifted = np.maximum(self.logits - self.peak, -1e300)  # where a logit is -inf, p is 0
+        return math.log(self.total) - float(np.einsum("i,i->", self.weights, shifted)) / self.total
+
+    @functools.cached_property
+    def best(self) -> np.ndarray:
+        """Places of the most probable, at most 64, by falling logit, ties by rising id."""
+        return self.undivided.best if self.undivided is not None else _largest(self.given, min(BEST, len(self)))
 
     def keep(self, which: np.ndarray | slice, ordered: bool | None = None) -> Candidates:
         """Those at the places `which`."""
-        return Candidates(self.ids[which], self.logits[which], self.ordered if ordered is None else ordered)
+        ordered = self.ordered if ordered is None else ordered
+        return Candidates(self.ids[which], self.given[which], ordered, self.shift, self.divisor)
 
     def at_least(self, bound: float) -> Candidates:
         """Those whose logit is at least `bound`."""
@@ -89,9 +123,7 @@ class Candidates:
 
     def sorted(self) -> Candidates:
         """By falling logit, ties by rising id."""
-        if self.ordered:
-            return self
-        return self.keep(np.argsort(-self.logits, kind="stable"), ordered=True)
+        return self if self.ordered else self.keep(_falling(self.given), ordered=True)
 
 
 class History:
@@ -152,10 +184,9 @@ def penalise_counts(
 
 def temperature(c: Candidates, t: float) -> Candidates:
     """(x - max x) / t, for t > 0. The shift leaves the distribution alone and keeps a tiny t from overflowing."""
-    logits = c.logits - c.peak
-    with np.errstate(over="ignore"):
-        logits /= t
-    return Candidates(c.ids, logits, c.ordered)
+    if c.shift != 0 or c.divisor != 1:
+        c = Candidates(c.ids, c.logits, c.ordered)
+    return Candidates(c.ids, c.given, c.ordered, shift=c.peak, divisor=t, undivided=c)
 
 
 # -- filters ------------------------------------------------------------------------------------------------------
@@ -163,7 +194,7 @@ def temperature(c: Candidates, t: float) -> Candidates:
 
 def greedy(c: Candidates) -> Candidates:
     """The largest logit; of equal ones the lowest id."""
-    best = 0 if c.ordered else int(c.logits.argmax())
+    best = 0 if c.ordered else int(c.given.argmax())
     return c.keep(slice(best, best + 1), ordered=True)
 
 
@@ -171,9 +202,9 @@ def top_k(c: Candidates, k: int) -> Candidates:
     """Exactly the k largest logits, ties by lowest id."""
     if k >= len(c):
         return c
-    if not c.ordered:
-        c = c.at_least(_at_most_kth(c.logits, k)).sorted()
-    return c.keep(slice(0, k))
+    if c.ordered:
+        return c.keep(slice(0, k))
+    return c.keep(c.best[:k] if k <= BEST else _largest(c.given, k), ordered=True)
 
 
 def top_k_with_ties(c: Candidates, k: int) -> Candidates:
@@ -185,13 +216,27 @@ def top_k_with_ties(c: Candidates, k: int) -> Candidates:
 
 def top_p(c: Candidates, p: float) -> Candidates:
     """From the most probable down, up to and with the first at which the sum of probabilities is >= p."""
-    sought = len(c) if c.ordered else 1024
-    while True:  # sort no more of the vocabulary than is needed
-        best = top_k(c, sought).sorted()
+    sought = p * c.total
+    for beginning in _beginnings(c, p):
+        best = beginning.sorted()
         reached = np.cumsum(np.exp(best.logits - c.peak))
-        if reached[-1] >= p * c.total or len(best) == len(c):
-            return best.keep(slice(0, int(np.searchsorted(reached, p * c.total, side="left")) + 1))
-        sought *= 16
+        if reached[-1] >= sought:
+            break
+    return best.keep(slice(0, int(np.searchsorted(reached, sought, side="left")) + 1))
+
+
+def _beginnings(c: Candidates, p: float) -> Iterator[Candidates]:
+    """Candidates with which the order begins, more and more of them, so that no more are sorted than a sum p needs.
+
+    Those with a probability below (1 - p) / kept each have less than 1 - p together: the sum reaches p before them,
+    unless rounding decides.
+    """
+    if not c.ordered:
+        yield top_k(c, BEST)
+        small = (1 - p) * c.total / len(c)
+        if small > 0:
+            yield c.at_least(c.peak + math.log(small))
+    yield c
 
 
 def min_p(c: Candidates, p: float) -> Candidates:
@@ -219,12 +264,39 @@ def pick(c: Candidates, u: float) -> tuple[int, float]:
     return part * chunk + place, (float(inside[place - 1]) if place else start) / c.total
 
 
+# -- order ---------------------------------------------------------------------------------------------------------
+
+
+def _largest(x: np.ndarray, k: int) -> np.ndarray:
+    """Places of the k largest, by falling value, ties by rising place."""
+    at = (x >= _at_most_kth(x, k)).nonzero()[0]
+    return at[_falling(x[at])[:k]]
+
+
 def _at_most_kth(x: np.ndarray, k: int) -> float:
-    """A bound that at least k values reach, close to the k-th largest: the k-th largest of the maxima of parts."""
-    deep = 64
-    parts = len(x) // deep
-    maxima = x[: parts * deep].reshape(deep, parts).max(axis=0) if k <= parts else x
-    return float(np.partition(maxima, len(maxima) - k)[len(maxima) - k])
+    """A bound that at least k values reach, and few more: the k-th largest of the maxima of parts."""
+    while len(x) >= 16 * k:
+        rows = min(64, len(x) // (4 * k))
+        columns = len(x) // rows
+        x = x[: rows * columns].reshape(rows, columns).max(axis=0)
+    return np.partition(x, len(x) - k)[len(x) - k]
+
+
+def _falling(x: np.ndarray) -> np.ndarray:
+    """Places by falling value, ties by rising place.
+
+    Many values are sorted as integers in the same order, 16 bits after 16 bits, the lowest first: NumPy sorts 16-bit
+    integers in linear time, and keeps equal ones in their order.
+    """
+    if len(x) < 1024:
+        return np.argsort(-x, kind="stable")
+    integer, lowest = (np.int32, 2**31 - 1) if x.dtype == np.float32 else (np.int64, 2**63 - 1)
+    bits = (x + 0).view(integer)  # + 0: no -0.0
+    keys = bits ^ (bits >> (8 * bits.itemsize - 1) & lowest) ^ lowest
+    order = np.argsort(keys.astype(np.uint16), kind="stable")
+    for shift in range(16, 8 * keys.itemsize, 16):
+        order = order[np.argsort((keys >> shift).astype(np.uint16)[order], kind="stable")]
+    return order
 
 
 @functools.lru_cache(maxsize=4)

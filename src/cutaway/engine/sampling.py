@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from cutaway.engine import stages
 from cutaway.engine.dialects import DIALECTS, chain_of
-from cutaway.engine.stages import Candidates, History, Stage
+from cutaway.engine.records import StageRecord, StepRecord, TokenLogprobs, step_record, token_logprobs
+from cutaway.engine.stages import Candidates, History, Stage, pick
 from cutaway.errors import RequestError
 from cutaway.forward.program import TopLogits
 
@@ -41,7 +41,6 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
 MAX_HEAD_TOP_K = 256  # beyond this a partial head saves nothing
-SHOWN = 50  # candidates a record keeps after each stage
 
 
 @dataclass(frozen=True)
@@ -133,60 +132,6 @@ class SamplingParams:
         return None
 
 
-# -- records ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """Natural logarithms of probabilities for one output token, of two distributions, each named.
-
-    raw: softmax of the model's own logits. processed: what the token was drawn from, after the whole chain (at
-    temperature 0 the chosen token has probability 1). `rank` is 1 for the raw most probable token.
-    """
-
-    token: int
-    raw: float
-    processed: float
-    rank: int
-    top_raw: tuple[tuple[int, float], ...] = ()
-    top_processed: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True)
-class StageRecord:
-    """The candidates after one stage: how many are left, and the most probable of them (at most 50).
-
-    `removed_mass` is the probability, before this stage, of those it removed.
-    """
-
-    name: str
-    kept: int
-    removed: int
-    removed_mass: float
-    ids: np.ndarray  # int32 [shown]
-    probabilities: np.ndarray  # float64 [shown]
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """How one token was chosen. `stages[0]` is the model's own distribution, under the name "model".
-
-    `draw` is u in [0, 1), None when greedy; the token is the one whose `interval` of the cumulative mass holds it.
-    Candidates lie on that line by falling probability once a filter has sorted them, else by id.
-    """
-
-    position: int
-    token: int
-    stages: tuple[StageRecord, ...]
-    draw: float | None
-    interval: tuple[float, float]
-    rank: int  # 1: the model's most probable
-    logprob_raw: float
-    logprob_processed: float
-    entropy_raw_nats: float
-    entropy_processed_nats: float
-
-
 @dataclass(frozen=True)
 class Drawn:
     """One drawn token, with what was asked to be told about it."""
@@ -226,7 +171,7 @@ def candidates(logits: np.ndarray | TopLogits, row: int) -> Candidates:
     Raises: RequestError if the row holds NaN or nothing but -inf: there is no distribution to draw from.
     """
     if isinstance(logits, TopLogits):
-        c = Candidates(logits.ids[row], logits.values[row].astype(np.float64), ordered=True)
+        c = Candidates(logits.ids[row], logits.values[row], ordered=True)
     else:
         c = Candidates.of(logits[row])
     if not math.isfinite(c.peak):  # max gives NaN on to us
@@ -238,72 +183,18 @@ def draw_token(
     c: Candidates, params: SamplingParams, history: History, *, seed: int, index: int, position: int, record: bool
 ) -> Drawn:
     """Run the chain over `c` and draw the token for `position`."""
-    kept = c
-    steps = [_stage_record("model", c, c)] if record else []
+    stages = [("model", c)]
     for name, stage in params.chain:
-        before, kept = kept, stage(kept, history)
-        if record:
-            steps.append(_stage_record(name, before, kept))
+        stages.append((name, stage(stages[-1][1], history)))
+    kept = stages[-1][1]
     if len(kept) == 1 and not record and params.logprobs is None:
         return Drawn(int(kept.ids[0]))
 
     u = None if params.temperature == 0 else uniform(seed, index, position)
-    place, before_it = stages.pick(kept, u or 0.0)
+    place, before = pick(kept, u or 0.0)
     token = int(kept.ids[place])
-    if not record and params.logprobs is None:
-        return Drawn(token)
-    told = _logprobs(c, kept, place, params.logprobs or 0)
-    if not record:
-        return Drawn(token, told)
-    step = StepRecord(
-        position=position,
-        token=token,
-        stages=tuple(steps),
-        draw=u,
-        interval=(before_it, before_it + math.exp(told.processed)),
-        rank=told.rank,
-        logprob_raw=told.raw,
-        logprob_processed=told.processed,
-        entropy_raw_nats=c.entropy_nats,
-        entropy_processed_nats=kept.entropy_nats,
-    )
-    return Drawn(token, told if params.logprobs is not None else None, step)
-
-
-def _logprobs(raw: Candidates, kept: Candidates, place: int, count: int) -> TokenLogprobs:
-    token = int(kept.ids[place])
-    own = raw.logits[token]  # raw is the whole vocabulary here: a candidate's place is its id
-    above = int(np.count_nonzero(raw.logits > own)) + int(np.count_nonzero(raw.logits[:token] == own))
-
-    def logprobs(c: Candidates, logits: np.ndarray) -> list[float]:
-        return (logits - (c.peak + math.log(c.total))).tolist()
-
-    def most_probable(c: Candidates) -> tuple[tuple[int, float], ...]:
-        best = stages.top_k(c, count).sorted() if count else c.keep(slice(0, 0))
-        best = best.keep(slice(0, count))
-        return tuple(zip(best.ids.tolist(), logprobs(c, best.logits), strict=True))
-
-    return TokenLogprobs(
-        token=token,
-        raw=logprobs(raw, raw.logits[token : token + 1])[0],
-        processed=logprobs(kept, kept.logits[place : place + 1])[0],
-        rank=above + 1,
-        top_raw=most_probable(raw),
-        top_processed=most_probable(kept),
-    )
-
-
-def _stage_record(name: str, before: Candidates, after: Candidates) -> StageRecord:
-    shown = stages.top_k(after, SHOWN).sorted().keep(slice(0, SHOWN))
-    filtered = len(after) < len(before)
-    return StageRecord(
-        name=name,
-        kept=len(after),
-        removed=len(before) - len(after),
-        removed_mass=max(0.0, 1 - after.total / before.total) if filtered else 0.0,  # a filter leaves the peak
-        ids=shown.ids.copy(),
-        probabilities=np.exp(shown.logits - after.peak) / after.total,
-    )
+    logprobs = None if params.logprobs is None else token_logprobs(c, kept, place, params.logprobs)
+    return Drawn(token, logprobs, step_record(position, stages, place, u, before) if record else None)
 
 
 # -- checking -----------------------------------------------------------------------------------------------------

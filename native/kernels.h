@@ -33,6 +33,10 @@ struct MatmulArgs {
     const float* bias;      // [rows] or null
     const float* residual;  // [num_tokens, rows] or null
     float* out;             // [num_tokens, rows]
+    // Coded products of more than kFewTokens tokens: with `up`, a matrix of the same kind and size, out is
+    // silu(w x + bias) * (up x + up_bias), and neither product goes through memory.
+    const Matrix* up = nullptr;
+    const float* up_bias = nullptr;
 };
 
 enum class KvType { F16, F32, Q8 };
@@ -70,6 +74,7 @@ struct AttendArgs {
 constexpr int kMaxRows = 14;    // rows that meet a key together
 constexpr int kSpan = 256;      // keys of one attention span; spans are merged in rising order
 constexpr int kMaxHeadDim = 256;
+constexpr int kFewTokens = 8;   // so many meet the weights in registers
 constexpr int kTokenBlock = 64; // tokens whose activations stay in the cache while panels pass
 
 struct Kernels {

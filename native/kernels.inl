@@ -7,8 +7,8 @@ namespace {
 using namespace cutaway;
 
 #include "formats.inl"
-#include "matmul.inl"
 #include "rows.inl"
+#include "matmul.inl"
 #include "attention.inl"
 
 float read_stream(const uint8_t* p, size_t bytes, bool ahead) {

@@ -20,6 +20,26 @@ inline void finish(const MatmulArgs& a, int panel, int token, F8 acc) {
     }
 }
 
+inline void finish_silu(const MatmulArgs& a, int panel, int token, F8 gate, F8 up) {
+    const int row = 8 * panel, rows = a.w->rows;
+    float* out = a.out + static_cast<size_t>(token) * rows + row;
+    if (row + 8 <= rows) {
+        if (a.bias) gate = f_add(gate, f_load(a.bias + row));
+        if (a.up_bias) up = f_add(up, f_load(a.up_bias + row));
+        f_store(out, silu(gate, up));
+        return;
+    }
+    float g[8], u[8];
+    f_store(g, gate);
+    f_store(u, up);
+    for (int r = 0; row + r < rows; ++r) {
+        if (a.bias) g[r] = g[r] + a.bias[row + r];
+        if (a.up_bias) u[r] = u[r] + a.up_bias[row + r];
+    }
+    f_store(g, silu(f_load(g), f_load(u)));
+    for (int r = 0; row + r < rows; ++r) out[r] = g[r];
+}
+
 // One token: the weights stream through once.
 template <Kind KIND> void gemv(const MatmulArgs& a) {
     const int groups = a.w->groups();
@@ -58,7 +78,8 @@ template <> void gemv<Kind::S8>(const MatmulArgs& a) {
 }
 
 // Several tokens: the groups of two panels are unpacked once into a strip in the first-level cache, side by side, then
-// met by every token, a few tokens at a time. A last panel without a neighbour is its own.
+// met by every token, a few tokens at a time. The two are neighbours (a last one without a neighbour is its own), or the
+// same panel of a gate and of its up matrix.
 constexpr int kStripGroups = 28;
 
 struct Strip {
@@ -70,15 +91,15 @@ struct Strip {
 template <Kind KIND> constexpr bool kHalves = KIND == Kind::K6 || KIND == Kind::K3 || KIND == Kind::K2;  // two integer scales a group
 template <Kind KIND> constexpr bool kMin = KIND == Kind::M4 || KIND == Kind::M5 || KIND == Kind::K4 || KIND == Kind::K5 || KIND == Kind::K2;
 
-template <Kind KIND> inline void fill(Strip& strip, const MatmulArgs& a, int panel, int side, int begin, int end) {
-    const Walk<KIND> walk{a.w->data + panel * a.w->panel_bytes()};
+template <Kind KIND> inline void fill(Strip& strip, const Matrix& w, int panel, int side, int begin, int end) {
+    const Walk<KIND> walk{w.data + panel * w.panel_bytes()};
     for (int g = begin; g < end; ++g) {
         const uint8_t* group = walk.group(g);
         const int at = g - begin, lane = 8 * side;
         fetch<Walk<KIND>::GROUP>(group);
         B32 u[8];
         if constexpr (KIND == Kind::S8) {
-            Format<KIND>::join(group, a.w->low + panel * a.w->low_panel_bytes() + static_cast<size_t>(g) * 96, u);
+            Format<KIND>::join(group, w.low + panel * w.low_panel_bytes() + static_cast<size_t>(g) * 96, u);
             for (int j = 0; j < 8; ++j) u[j] = b_prepare8(u[j]);
         } else {
             Format<KIND>::codes(group, u);
@@ -132,22 +153,24 @@ CUTAWAY_INLINE void tile(const Strip& strip, int begin, int end, const int8_t* c
     for (int t = 0; t < T; ++t) acc[t] = sum[t];
 }
 
-template <Kind KIND> void gemm_panels(const MatmulArgs& a, int panel, bool two, int first, int count, Strip& strip, F16* acc) {
+template <Kind KIND> void gemm_panels(const MatmulArgs& a, int panel, int first, int count, Strip& strip, F16* acc) {
     const int groups = a.w->groups();
+    const bool two = !a.up && panel + 1 < a.panel_end;
     const size_t codes_stride = 32 * static_cast<size_t>(groups), sums_stride = groups;
     const int8_t* codes = a.codes + first * codes_stride;
     const GroupSums* sums = a.sums + first * sums_stride;
     for (int t = 0; t < count; ++t) acc[t] = f_all<16>(0.0f);
     for (int begin = 0; begin < groups; begin += kStripGroups) {
         const int end = begin + kStripGroups < groups ? begin + kStripGroups : groups;
-        fill<KIND>(strip, a, panel, 0, begin, end);
-        fill<KIND>(strip, a, two ? panel + 1 : panel, 1, begin, end);
+        fill<KIND>(strip, *a.w, panel, 0, begin, end);
+        fill<KIND>(strip, a.up ? *a.up : *a.w, two ? panel + 1 : panel, 1, begin, end);
         int t = 0;
         for (; t + kTileTokens <= count; t += kTileTokens) tile<KIND, kTileTokens>(strip, begin, end, codes + t * codes_stride, codes_stride, sums + t * sums_stride, sums_stride, acc + t);
         for (; t < count; ++t) tile<KIND, 1>(strip, begin, end, codes + t * codes_stride, codes_stride, sums + t * sums_stride, sums_stride, acc + t);
     }
     for (int t = 0; t < count; ++t) {
-        finish(a, panel, first + t, f_low(acc[t]));
+        if (a.up) finish_silu(a, panel, first + t, f_low(acc[t]), f_high(acc[t]));
+        else finish(a, panel, first + t, f_low(acc[t]));
         if (two) finish(a, panel + 1, first + t, f_high(acc[t]));
     }
 }
@@ -195,7 +218,7 @@ template <Kind KIND, int T> void few(const MatmulArgs& a, int first) {
 }
 
 template <Kind KIND> void gemm(const MatmulArgs& a) {
-    if (a.num_tokens <= 8) {
+    if (a.num_tokens <= kFewTokens) {
         int t = 0;
         for (; t + 8 <= a.num_tokens; t += 8) few<KIND, 8>(a, t);
         for (; t + 4 <= a.num_tokens; t += 4) few<KIND, 4>(a, t);
@@ -206,7 +229,7 @@ template <Kind KIND> void gemm(const MatmulArgs& a) {
     F16 acc[kTokenBlock];
     for (int first = 0; first < a.num_tokens; first += kTokenBlock) {
         const int count = a.num_tokens - first < kTokenBlock ? a.num_tokens - first : kTokenBlock;
-        for (int p = a.panel_begin; p < a.panel_end; p += 2) gemm_panels<KIND>(a, p, p + 1 < a.panel_end, first, count, strip, acc);
+        for (int p = a.panel_begin; p < a.panel_end; p += a.up ? 1 : 2) gemm_panels<KIND>(a, p, first, count, strip, acc);
     }
 }
 

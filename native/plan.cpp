@@ -144,7 +144,14 @@ void Plan::begin(const BatchView& b, int head_top_k) {
     head_rows_finished_ = 0;
     split_spans_ = b.num_tokens * shape_.num_kv_heads < 4 * pool_->threads();
 
-    for (Buffer& buffer : buffers_) buffer.data.reserve(static_cast<size_t>(buffer.outputs ? b.num_outputs : b.num_tokens) * buffer.width + 8);
+    std::vector<bool> used(buffers_.size());
+    auto use = [&](int id) { if (id >= 0) used[id] = true; };
+    for (const Phase& p : phases_) {
+        use(p.in), use(p.in2), use(p.in3), use(p.out);
+        if (!gated(p)) for (const Linear& l : p.linears) use(l.out), use(l.residual);
+    }
+    for (size_t i = 0; i < buffers_.size(); ++i)
+        if (used[i]) buffers_[i].data.reserve(static_cast<size_t>(buffers_[i].outputs ? b.num_outputs : b.num_tokens) * buffers_[i].width + 8);
     size_t widest = 0;
     for (const Phase& p : phases_) {
         if (p.kind == PhaseKind::Matmul) widest = std::max<size_t>(widest, p.linears[0].w->w.columns);
@@ -269,11 +276,24 @@ Plan::Input Plan::prepare(const Phase& p, int thread, int tokens, int columns, b
     return {p.norm ? normed : in.x, quantize ? codes : nullptr, quantize ? sums : nullptr};
 }
 
+// True when gate, up and what is made of them are one product.
+bool Plan::gated(const Phase& p) const {
+    if (!p.silu || !int8_ || rows(p) <= kFewTokens) return false;
+    const Kind kind = p.linears[0].w->w.kind;
+    return !is_float(kind) && kind == p.linears[1].w->w.kind;
+}
+
 void Plan::matmul(const Phase& p, int thread) {
     const int tokens = rows(p), columns = p.linears[0].w->w.columns;
     bool quantize = false;
     for (const Linear& l : p.linears) quantize |= int8_ && !is_float(l.w->w.kind);
     const Input in = prepare(p, thread, tokens, columns, quantize);
+    if (gated(p)) {
+        const Linear &gate = p.linears[0], &up = p.linears[1];
+        const Range mine = share(gate.w->w.panels(), thread, pool_->threads());
+        k_->matmul({&gate.w->w, mine.begin, mine.end, tokens, in.x, in.codes, in.sums, gate.bias ? gate.bias->data() : nullptr, nullptr, buffer(p.out), &up.w->w, up.bias ? up.bias->data() : nullptr});
+        return;
+    }
     for (const Linear& l : p.linears) {
         const Range mine = share(l.w->w.panels(), thread, pool_->threads(), p.silu ? 4 : 1);
         const bool coded = int8_ && !is_float(l.w->w.kind);

@@ -167,6 +167,7 @@ class Plan {
 
     void execute(const Phase& phase, int thread);
     void embed(const Phase& phase, int thread);
+    bool gated(const Phase& phase) const;
     void matmul(const Phase& phase, int thread);
     Input prepare(const Phase& phase, int thread, int tokens, int columns, bool quantize);
     void attention(const Phase& phase, int thread);

@@ -3,19 +3,15 @@
 void quantize(const float* x, int n, int8_t* codes, GroupSums* sums) {
     for (int g = 0; g < n / 32; ++g, x += 32, codes += 32) {
         const F8 v[4] = {f_load(x), f_load(x + 8), f_load(x + 16), f_load(x + 24)};
-        float lane[8], nothing[8];  // nothing: 0, or NaN below a value that is not finite, which a maximum may lose
-        f_store(lane, f_max(f_max(f_abs(v[0]), f_abs(v[1])), f_max(f_abs(v[2]), f_abs(v[3]))));
-        f_store(nothing, f_add(f_add(f_mul(v[0], f_zero()), f_mul(v[1], f_zero())), f_add(f_mul(v[2], f_zero()), f_mul(v[3], f_zero()))));
-        float amax = lane[0];
-        for (int i = 1; i < 8; ++i) amax = lane[i] > amax ? lane[i] : amax;
-        for (int i = 0; i < 8; ++i) amax += nothing[i];
+        // nothing: 0, or NaN where a value is not finite, which a maximum may lose
+        const F8 nothing = f_add(f_add(f_mul(v[0], f_zero()), f_mul(v[1], f_zero())), f_add(f_mul(v[2], f_zero()), f_mul(v[3], f_zero())));
+        const float amax = f_largest(f_max(f_max(f_abs(v[0]), f_abs(v[1])), f_max(f_abs(v[2]), f_abs(v[3])))) + f_total(nothing);
         const float quotient = 127.0f / amax;
         const float inverse = quotient <= 3.4028235e38f ? quotient : 0.0f;  // not where it is infinite or NaN
-        int32_t whole[32];
-        for (int i = 0; i < 4; ++i) i_store(whole + 8 * i, f_to_i(f_max(f_min(f_mul(v[i], f_set1(inverse)), f_set1(127.0f)), f_set1(-127.0f))));
-        int32_t low = 0, high = 0;
-        for (int i = 0; i < 16; ++i) low += whole[i], high += whole[16 + i];
-        for (int i = 0; i < 32; ++i) codes[i] = static_cast<int8_t>(whole[i]);
+        I8 code[4];
+        for (int i = 0; i < 4; ++i) code[i] = f_to_i(f_max(f_min(f_mul(v[i], f_set1(inverse)), f_set1(127.0f)), f_set1(-127.0f)));
+        i_store_s8(codes, code[0], code[1], code[2], code[3]);
+        const int32_t low = i_total(i_add(code[0], code[1])), high = i_total(i_add(code[2], code[3]));
         const float scale = amax / 127.0f;
         sums[g] = {scale, scale * static_cast<float>(low + high), low + high, low};
     }

@@ -71,6 +71,26 @@ template <int N, int MASK> inline B32 b_field(B32 a) {  // 16-bit shifts: the ma
     return {_mm256_and_si256(v, _mm256_set1_epi8(static_cast<char>(MASK)))};
 }
 
+// Across the lanes: the largest, and sums whose order does not matter.
+inline float f_largest(F8 a) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+inline float f_total(F8 a) {
+    __m128 m = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    m = _mm_add_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_add_ss(m, _mm_movehdup_ps(m)));
+}
+inline int32_t i_total(I8 a) {
+    __m128i m = _mm_add_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
+    m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
+}
+inline void i_store_s8(int8_t* p, I8 a, I8 b, I8 c, I8 d) {  // 32 values in [-128, 127]
+    const __m256i words = _mm256_packs_epi16(_mm256_packs_epi32(a.v, b.v), _mm256_packs_epi32(c.v, d.v));  // by halves: a b c d, a b c d
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+}
 inline I8 b_squares(B32 a) {  // the sum of squares of a lane's four bytes, each below 128
     return {_mm256_madd_epi16(_mm256_maddubs_epi16(a.v, a.v), _mm256_set1_epi16(1))};
 }

@@ -92,6 +92,13 @@ inline I8 i_load_s8(const uint8_t* p) { I8 r; CUTAWAY_EACH(8) r.v[i] = static_ca
 inline B32 b_load(const uint8_t* p) { B32 r; std::memcpy(r.v, p, sizeof r.v); return r; }
 inline void b_store(uint8_t* p, B32 a) { std::memcpy(p, a.v, sizeof a.v); }
 inline B32 b_or(B32 a, B32 b) { CUTAWAY_EACH(32) a.v[i] |= b.v[i]; return a; }
+// Across the lanes: the largest, and sums whose order does not matter.
+inline float f_largest(F8 a) { CUTAWAY_EACH(8) a.v[0] = a.v[i] > a.v[0] ? a.v[i] : a.v[0]; return a.v[0]; }
+inline float f_total(F8 a) { float r = 0.0f; CUTAWAY_EACH(8) r += a.v[i]; return r; }
+inline int32_t i_total(I8 a) { int32_t r = 0; CUTAWAY_EACH(8) r += a.v[i]; return r; }
+inline void i_store_s8(int8_t* p, I8 a, I8 b, I8 c, I8 d) {  // 32 values in [-128, 127]
+    CUTAWAY_EACH(8) p[i] = static_cast<int8_t>(a.v[i]), p[8 + i] = static_cast<int8_t>(b.v[i]), p[16 + i] = static_cast<int8_t>(c.v[i]), p[24 + i] = static_cast<int8_t>(d.v[i]);
+}
 inline I8 b_squares(B32 a) {  // the sum of squares of a lane's four bytes
     I8 r;
     CUTAWAY_EACH(8) r.v[i] = a.v[4 * i] * a.v[4 * i] + a.v[4 * i + 1] * a.v[4 * i + 1] + a.v[4 * i + 2] * a.v[4 * i + 2] + a.v[4 * i + 3] * a.v[4 * i + 3];

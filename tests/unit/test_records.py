@@ -97,7 +97,7 @@ def test_rank_counts_ties_by_id():
     assert (told.token, told.rank, told.top_raw) == (2, 2, ())
 
 
-FLAT, PEAKED, HALF = "flat", "peaked", "half banned"
+FLAT, PEAKED, HALF, HIGH, LOW = "flat", "peaked", "half banned", "high", "low"
 
 
 def wide(kind: str, vocab: int = 20_000) -> np.ndarray:
@@ -107,10 +107,12 @@ def wide(kind: str, vocab: int = 20_000) -> np.ndarray:
         logits[7] = 25
     if kind == HALF:
         logits[::2] = -np.inf
+    if kind in (HIGH, LOW):
+        logits += 90 if kind == HIGH else -150
     return logits
 
 
-@pytest.mark.parametrize("kind", ["", FLAT, PEAKED, HALF])
+@pytest.mark.parametrize("kind", ["", FLAT, PEAKED, HALF, HIGH, LOW])
 @pytest.mark.parametrize("settings", [{"top_k": 50}, {"top_k": 300, "top_p": 0.9}, {"min_p": 0.1}, {}])
 def test_a_record_of_a_wide_row_is_right_to_what_it_says(kind, settings):
     logits = wide(kind)
@@ -137,6 +139,16 @@ def test_a_record_of_a_wide_row_is_right_to_what_it_says(kind, settings):
             assert step.entropy_processed_nats == pytest.approx(-float(np.sum(own * np.log(own))), abs=1e-5)
             removed = 1 - math.prod(1 - stage.removed_mass for stage in step.stages)
             assert removed == pytest.approx(1 - np.sort(drawn)[::-1][:kept].sum(), abs=2e-6)
+
+
+def test_a_probability_is_never_above_one_and_an_entropy_never_below_zero():
+    for peak in np.linspace(10, 60, 50):
+        logits = np.full(5000, -30, np.float32)
+        logits[9] = peak
+        step = recorded(logits, temperature=0.9, top_k=2).record
+        assert all(stage.probabilities[0] <= 1 for stage in step.stages)
+        assert step.entropy_raw_nats >= 0
+        assert step.logprob_raw <= 0
 
 
 def test_logprobs_beside_a_record_are_those_without_one():

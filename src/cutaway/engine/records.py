@@ -12,7 +12,6 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +20,8 @@ from cutaway.engine.stages import Candidates, top_k
 __all__ = ["StageRecord", "StepRecord", "TokenLogprobs", "step_record", "token_logprobs"]
 
 SHOWN = 50  # candidates a record keeps after each stage
+WIDE = 4096  # from so many on float32 is worth while
+PART = 1048576
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class StageRecord:
     """The candidates after one stage: how many are left, and the most probable of them (at most 50, `shown`).
 
     `removed_mass` is the probability, before this stage, of those it removed. `total` is sum exp(x - max x) over all
-    that are left. Of a large vocabulary it is right to 1e-6, and with it what follows from it.
+    that are left. Of a large vocabulary it is right to 2e-6, and with it what follows from it.
     """
 
     name: str
@@ -112,11 +113,12 @@ def step_record(
     """Of a draw by `u` that found the candidate at `place`, with the mass `below` it. `chain`: what each stage left."""
     raw, kept = chain[0][1], chain[-1][1]
     token = int(kept.ids[place])
-    sums = [_sums(left, entropy=left is raw or left is kept) for _, left in chain]
+    total_raw, entropy_raw = _sums(raw, entropy=True)
+    totals = [total_raw, *(_sums(left)[0] for _, left in chain[1:])]
     stages: list[StageRecord] = []
-    for (name, left), (total, _) in zip(chain, sums, strict=True):
+    for (name, left), total in zip(chain, totals, strict=True):
         stages.append(_stage_record(name, left, total, stages[-1] if stages else None))
-    logprob_processed = kept.logit(place) - kept.peak - math.log(sums[-1].total)
+    logprob_processed = kept.logit(place) - kept.peak - math.log(kept.total)
     return StepRecord(
         position=position,
         token=token,
@@ -124,10 +126,10 @@ def step_record(
         draw=u,
         interval=(below, below + math.exp(logprob_processed)),
         rank=_rank(raw, token),
-        logprob_raw=raw.logit(token) - raw.peak - math.log(sums[0].total),
+        logprob_raw=raw.logit(token) - raw.peak - math.log(total_raw),
         logprob_processed=logprob_processed,
-        entropy_raw_nats=sums[0].entropy_nats,
-        entropy_processed_nats=sums[-1].entropy_nats,
+        entropy_raw_nats=entropy_raw,
+        entropy_processed_nats=kept.entropy_nats,
     )
 
 
@@ -144,32 +146,25 @@ def _stage_record(name: str, left: Candidates, total: float, before: StageRecord
     )
 
 
-class _Sums(NamedTuple):
-    total: float
-    entropy_nats: float = math.nan
+def _sums(c: Candidates, entropy: bool = False) -> tuple[float, float]:
+    """The total and, if asked for, the entropy in nats of the distribution over `c`.
 
-
-def _sums(c: Candidates, entropy: bool) -> _Sums:
-    """Of the distribution over `c`: its total, and if asked its entropy.
-
-    Many weights that the draw did not need are computed in float32, in half the time: the total is right to 1e-6 of
-    itself, the entropy to 1e-5 nats.
+    Many weights that the draw did not need are computed in float32, in half the time: the total is right to 2e-6 of
+    itself, the entropy to 1e-5 nats. They are exp(x), not exp(x - peak), where the peak allows it: a pass less.
     """
-    if not c.weighed and len(c) >= 4096 and 1e-6 < c.divisor < 1e6:
-        top = c.given.dtype.type(c.peak * c.divisor + c.shift)  # of the logits without their temperature
-        with np.errstate(over="ignore", invalid="ignore"):
-            shifted = np.subtract(c.given, top, out=np.empty(len(c), np.float32))
-            if c.divisor != 1:
-                shifted *= np.float32(1 / c.divisor)
-            weights = np.exp(shifted, out=None if entropy else shifted)  # a new array costs half the exponentials
-            total = float(weights.sum())
-            if not entropy:
-                return _Sums(total)
-            shifted *= weights
-            entropy_nats = math.log(total) - float(shifted.sum()) / total
-        if not math.isnan(entropy_nats):  # which it is where a logit is -inf
-            return _Sums(total, entropy_nats)
-    return _Sums(c.total, c.entropy_nats if entropy else math.nan)
+    with np.errstate(all="ignore"):
+        factor = np.float32(1 / c.divisor)
+        top = float(np.float32(c.peak * c.divisor + c.shift) * factor)
+        if not c.weighed and len(c) >= WIDE and abs(top) < 64:
+            x, weights = c.given.astype(np.float32, copy=False), np.empty(len(c), np.float32)
+            np.exp(x if factor == 1 else np.multiply(x, factor, out=weights), out=weights)
+            total, nats = float(weights.sum()), 0.0
+            if entropy:
+                weights *= x
+                nats = math.log(total) - float(factor) * float(weights.sum()) / total
+            if not math.isnan(nats):  # as it is where a logit is -inf
+                return max(total * math.exp(-top), 1.0), max(nats, 0.0)
+    return c.total, c.entropy_nats if entropy else 0.0
 
 
 def _best(c: Candidates, count: int) -> Candidates:
@@ -178,9 +173,9 @@ def _best(c: Candidates, count: int) -> Candidates:
 
 
 def _rank(raw: Candidates, token: int) -> int:
-    among_best = np.flatnonzero(raw.best == token)
-    if len(among_best):
-        return int(among_best[0]) + 1
+    best = raw.best.tolist()
+    if token in best:
+        return best.index(token) + 1
     logits = raw.given  # the whole vocabulary: a candidate's place is its id
     above = np.count_nonzero(logits > logits[token]) + np.count_nonzero(logits[:token] == logits[token])
     return int(above) + 1

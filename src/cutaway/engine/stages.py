@@ -78,6 +78,8 @@ class Candidates:
     @functools.cached_property
     def peak(self) -> float:
         """The largest logit."""
+        if self.undivided is not None:
+            return (self.undivided.peak - self.shift) / self.divisor
         return self.logit(0 if self.ordered else int(self.given.argmax()))
 
     @functools.cached_property
@@ -101,11 +103,12 @@ class Candidates:
         """Whether the weights have been computed."""
         return "weights" in self.__dict__
 
-    @property
+    @functools.cached_property
     def entropy_nats(self) -> float:
         """-sum p ln p = ln total - sum p (x - peak)"""
         shifted = np.maximum(self.logits - self.peak, -1e300)  # where a logit is -inf, p is 0
-        return math.log(self.total) - float(np.einsum("i,i->", self.weights, shifted)) / self.total
+        shifted *= self.weights
+        return math.log(self.total) - float(shifted.sum()) / self.total
 
     @functools.cached_property
     def best(self) -> np.ndarray:
@@ -289,7 +292,7 @@ def _falling(x: np.ndarray) -> np.ndarray:
     integers in linear time, and keeps equal ones in their order.
     """
     if len(x) < 1024:
-        return np.argsort(-x, kind="stable")
+        return (-x).argsort(kind="stable")
     integer, lowest = (np.int32, 2**31 - 1) if x.dtype == np.float32 else (np.int64, 2**63 - 1)
     bits = (x + 0).view(integer)  # + 0: no -0.0
     keys = bits ^ (bits >> (8 * bits.itemsize - 1) & lowest) ^ lowest

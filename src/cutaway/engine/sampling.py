@@ -2,8 +2,8 @@
 
 `SamplingParams` is checked once, when it is made. `draw_token` runs the chain of the dialect (`dialects.py`, from the
 stages of `stages.py`) and makes one draw with a counter-based random number, so that a seeded request draws the same
-alone, in any batch, and after a preemption (law 7). The chain can record itself. No text here, no model.
-Read next: `sequence.py`.
+alone, in any batch, and after a preemption (law 7). What a draw can tell of itself is in `records.py`. No text here,
+no model. Read next: `sequence.py`.
 
 The order of the default chain: logit bias, repetition penalty, presence and frequency penalties, temperature, top-k,
 top-p, min-p, softmax, one draw. Temperature 0 is greedy and the lowest id wins a tie.
@@ -174,7 +174,7 @@ def candidates(logits: np.ndarray | TopLogits, row: int) -> Candidates:
         c = Candidates(logits.ids[row], logits.values[row], ordered=True)
     else:
         c = Candidates.of(logits[row])
-    if not math.isfinite(c.peak):  # max gives NaN on to us
+    if not math.isfinite(c.peak):  # a NaN counts as the largest
         raise RequestError("the logits are no distribution", found=f"a maximum of {c.peak}", expected="a finite number")
     return c
 

@@ -79,7 +79,7 @@ KvType kv_type(const std::string& name) {
 }
 
 // y = x w^T through the kernels alone.
-Numpy2 matmul_alone(const Packed& w, Mat<float> x, const std::string& isa, bool int8, Pool& pool, nb::object bias, nb::object residual) {
+Numpy2 matmul_alone(const Packed& w, Mat<float> x, const std::string& isa, bool int8, Pool& pool, nb::object bias, nb::object residual, std::shared_ptr<Packed> up, nb::object up_bias) {
     const Kernels* k = pick(isa);
     const int tokens = static_cast<int>(x.shape(0)), columns = w.w.columns, rows = w.w.rows;
     require(static_cast<int>(x.shape(1)) == columns, "matmul: columns differ");
@@ -105,11 +105,22 @@ Numpy2 matmul_alone(const Packed& w, Mat<float> x, const std::string& isa, bool 
         require(residual_values.shape(0) == static_cast<size_t>(tokens) && residual_values.shape(1) == static_cast<size_t>(rows), "matmul: the residual is not [num_tokens, rows]");
         res = residual_values.data();
     }
+    const float* up_b = nullptr;
+    Vec<float> up_bias_values;
+    if (up) {
+        require(up->w.kind == w.w.kind && up->w.rows == rows && up->w.columns == columns, "matmul: up is not a matrix of the same kind and size");
+        require(coded && tokens > kFewTokens && !res, "matmul: up takes coded products of many tokens, without a residual");
+        if (!up_bias.is_none()) {
+            up_bias_values = nb::cast<Vec<float>>(up_bias);
+            require(up_bias_values.shape(0) == static_cast<size_t>(rows), "matmul: the bias is not one value a row");
+            up_b = up_bias_values.data();
+        }
+    }
     std::vector<float> out(static_cast<size_t>(tokens) * rows);
     if (tokens > 0)
         pool.run([&](int thread) {
             const int panels = w.w.panels(), begin = static_cast<int>(static_cast<int64_t>(panels) * thread / pool.threads()), end = static_cast<int>(static_cast<int64_t>(panels) * (thread + 1) / pool.threads());
-            k->matmul({&w.w, begin, end, tokens, x.data(), coded ? codes.data() : nullptr, sums.data(), b, res, out.data()});
+            k->matmul({&w.w, begin, end, tokens, x.data(), coded ? codes.data() : nullptr, sums.data(), b, res, out.data(), up ? &up->w : nullptr, up_b});
         });
     return Numpy2(owned(std::move(out), {static_cast<size_t>(tokens), static_cast<size_t>(rows)}));
 }
@@ -169,7 +180,7 @@ NB_MODULE(_native, m) {
         }
         return Numpy2(owned(std::move(out), {rows, columns}));
     }, "packed"_a, "isa"_a = "", "Panels -> float32 [rows, columns].");
-    m.def("matmul", &matmul_alone, "w"_a, "x"_a, "isa"_a, "int8"_a, "pool"_a, "bias"_a.none() = nb::none(), "residual"_a.none() = nb::none(),
+    m.def("matmul", &matmul_alone, "w"_a, "x"_a, "isa"_a, "int8"_a, "pool"_a, "bias"_a.none() = nb::none(), "residual"_a.none() = nb::none(), "up"_a.none() = nb::none(), "up_bias"_a.none() = nb::none(),
           "x [num_tokens, columns] -> x w^T [num_tokens, rows].");
     m.def("quantize", [](Mat<float> x, const std::string& isa) {
         const Kernels* k = pick(isa);

@@ -132,6 +132,25 @@ def test_instruction_sets_with_the_same_float_order_give_the_same_bits(format, a
 
 
 @every_isa
+@pytest.mark.parametrize("format", QUANTISED)
+def test_gate_and_up_in_one_product_are_the_same_bits(format, isa):
+    rng, columns = np.random.default_rng(3), widths(format)[2]
+    for rows in ROWS:
+        gate, up = (pack(format, random_rows(format, rows, columns, rng), columns) for _ in range(2))
+        biases = rng.normal(0, 1, (2, rows)).astype(np.float32)
+        for tokens in (9, 10, 65):
+            x = activations_of(tokens, columns)
+            for bias, up_bias in ((None, None), biases):
+                apart = (multiply(w, x, isa, "int8", bias=b) for w, b in ((gate, bias), (up, up_bias)))
+                expected = np.stack(
+                    [_native.row_kernel("silu_mul", *row, 0.0, isa) for row in zip(*apart, strict=True)]
+                )
+                for threads in THREADS:
+                    together = multiply(gate, x, isa, "int8", threads, bias=bias, up=up, up_bias=up_bias)
+                    assert same_bits(together, expected), f"{rows} rows, {tokens} tokens, {threads} threads"
+
+
+@every_isa
 @every_case
 def test_bias_and_residual_are_added_in_float32_afterwards(format, activations, isa):
     columns, rng = widths(format)[0], np.random.default_rng(5)
@@ -214,6 +233,10 @@ def test_no_rows_and_no_tokens(activations):
 
 
 def test_what_does_not_fit_is_refused():
+    small, other = (pack("Q8_0", random_rows("Q8_0", 8, 32 * n, np.random.default_rng(0)), 32 * n) for n in (1, 2))
+    for tokens, up in ((9, other), (8, small)):
+        with pytest.raises(ValueError, match="up"):
+            multiply(small, np.zeros((tokens, 32), np.float32), ISAS[0], "int8", up=up)
     w, x = pack("Q8_0", np.zeros((5, 34), np.uint8), 32), np.ones((3, 32), np.float32)
     for bad, added in (
         (np.ones((3, 31), np.float32), {}),

@@ -75,7 +75,7 @@ constexpr int kMaxRows = 14;    // rows that meet a key together
 constexpr int kSpan = 256;      // keys of one attention span; spans are merged in rising order
 constexpr int kMaxHeadDim = 256;
 constexpr int kFewTokens = 8;   // so many meet the weights in registers
-constexpr int kTokenBlock = 64; // tokens whose activations stay in the cache while panels pass
+constexpr int kTokenBlock = 256; // tokens whose activations stay in the second-level cache while panels pass
 
 struct Kernels {
     const char* name;

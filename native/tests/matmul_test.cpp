@@ -9,7 +9,7 @@ namespace {
 
 using namespace cutaway;
 
-constexpr int kTokens[] = {1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 129};
+constexpr int kTokens[] = {1, 2, 3, 4, 5, 7, 8, 9, 65, 257};
 
 struct Coded {
     Exact<int8_t> codes;

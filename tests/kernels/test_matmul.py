@@ -14,7 +14,7 @@ from tolerances import float_product, int8_product
 
 from cutaway import _native, quant
 
-NUM_TOKENS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 129)  # around tiles of 2, 4 and 8, and blocks of 64
+NUM_TOKENS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 255, 256, 257)  # around tiles of 2, 4 and 8, and blocks of 256
 A_FEW = (1, 5, 11)  # one token; a handful; tiles and what they leave over: three ways through the kernels
 ROWS = (1, 7, 8, 9, 16, 17, 31)
 GROUPS_OF_32 = (1, 2, 3, 28, 29, 57)  # strips hold 28 groups

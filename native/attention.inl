@@ -44,7 +44,9 @@ template <KvType TYPE> inline F8 load_kv(const void* base, size_t at) {
     else return f_from_i(i_load_s8(static_cast<const uint8_t*>(base) + at));
 }
 
-// Scores of 8 * NV keys that lie side by side in one block: lanes are keys, dimensions in rising order. q [head_dim, G].
+constexpr int kQueryStride = kMaxHeadDim + 16;  // the same dimension of several rows should not fall on one cache set
+
+// Scores of 8 * NV keys that lie side by side in one block: lanes are keys, dimensions in rising order. q [G, kQueryStride].
 template <KvType TYPE, int G, int NV>
 inline void score_keys(const AttendArgs& a, const float* q, size_t at, size_t scale_at, const uint8_t* ahead, float* scores) {
     const KvLayer& kv = *a.kv;
@@ -61,7 +63,7 @@ inline void score_keys(const AttendArgs& a, const float* q, size_t at, size_t sc
             F8 key[NV];
             for (int n = 0; n < NV; ++n) key[n] = load_kv<TYPE>(kv.k, at + static_cast<size_t>(d) * kv.block_size + 8 * n);
             for (int g = 0; g < G; ++g) {
-                const F8 query = f_set1(q[d * G + g]);
+                const F8 query = f_set1(q[g * kQueryStride + d]);
                 for (int n = 0; n < NV; ++n) part[g][n] = f_fma(query, key[n], part[g][n]);
             }
         }
@@ -120,11 +122,9 @@ template <KvType K, KvType V> inline const uint8_t* next_bytes(const AttendArgs&
 
 template <KvType K, KvType V, int G> void attend_group(const AttendArgs& a, int first) {
     const KvLayer& kv = *a.kv;
-    alignas(32) float q[kMaxHeadDim * G];  // one dimension of all heads side by side
-    for (int g = 0; g < G; ++g) {
-        const float* row = a.q + (first + g) / a.group * a.q_stride + static_cast<size_t>((first + g) % a.group) * kv.head_dim;
-        for (int d = 0; d < kv.head_dim; ++d) q[d * G + g] = row[d];
-    }
+    alignas(64) float q[kQueryStride * G];  // a stride the compiler knows
+    for (int g = 0; g < G; ++g)
+        std::memcpy(q + g * kQueryStride, a.q + (first + g) / a.group * a.q_stride + static_cast<size_t>((first + g) % a.group) * kv.head_dim, sizeof(float) * kv.head_dim);
     const int keys = a.key_end - a.key_begin;
     alignas(32) float scores[G * kSpan];
     constexpr int kWide = G <= 3 || kRegisters == 32 ? 2 : 1;

@@ -153,6 +153,22 @@ CUTAWAY_INLINE void tile(const Strip& strip, int begin, int end, const int8_t* c
     for (int t = 0; t < T; ++t) acc[t] = sum[t];
 }
 
+// The weights of the next strip, fetched part by part while this one meets its tokens.
+template <Kind KIND> struct Upcoming {
+    const uint8_t* at[2];
+    int lines = 0;
+    inline Upcoming(const MatmulArgs& a, int panel, int end) {
+        const int groups = a.w->groups(), first = end < groups ? panel : panel + (a.up ? 1 : 2), g = end < groups ? end : 0;
+        if (first + 1 >= a.panel_end) return;
+        lines = (groups - g < kStripGroups ? groups - g : kStripGroups) * Walk<KIND>::GROUP / 64;
+        at[0] = Walk<KIND>{a.w->data + first * a.w->panel_bytes()}.group(g);
+        at[1] = a.up ? Walk<KIND>{a.up->data + first * a.up->panel_bytes()}.group(g) : at[0] + a.w->panel_bytes();
+    }
+    inline void fetch_part(int t, int count) const {
+        for (int i = lines * t / count, last = lines * (t + kTileTokens) / count; i < last; ++i) prefetch_far(at[0] + 64 * i), prefetch_far(at[1] + 64 * i);
+    }
+};
+
 template <Kind KIND> void gemm_panels(const MatmulArgs& a, int panel, int first, int count, Strip& strip, F16* acc) {
     const int groups = a.w->groups();
     const bool two = !a.up && panel + 1 < a.panel_end;
@@ -164,8 +180,12 @@ template <Kind KIND> void gemm_panels(const MatmulArgs& a, int panel, int first,
         const int end = begin + kStripGroups < groups ? begin + kStripGroups : groups;
         fill<KIND>(strip, *a.w, panel, 0, begin, end);
         fill<KIND>(strip, a.up ? *a.up : *a.w, two ? panel + 1 : panel, 1, begin, end);
+        const Upcoming<KIND> next(a, panel, end);
         int t = 0;
-        for (; t + kTileTokens <= count; t += kTileTokens) tile<KIND, kTileTokens>(strip, begin, end, codes + t * codes_stride, codes_stride, sums + t * sums_stride, sums_stride, acc + t);
+        for (; t + kTileTokens <= count; t += kTileTokens) {
+            next.fetch_part(t, count);
+            tile<KIND, kTileTokens>(strip, begin, end, codes + t * codes_stride, codes_stride, sums + t * sums_stride, sums_stride, acc + t);
+        }
         for (; t < count; ++t) tile<KIND, 1>(strip, begin, end, codes + t * codes_stride, codes_stride, sums + t * sums_stride, sums_stride, acc + t);
     }
     for (int t = 0; t < count; ++t) {

@@ -157,6 +157,7 @@ inline B32 b_prepare8(B32 u) { return u; }
 constexpr int kOffset8 = 128;
 
 inline void prefetch(const void*) {}
+inline void prefetch_far(const void*) {}
 #undef CUTAWAY_EACH
 
 }  // namespace

@@ -12,7 +12,7 @@
 namespace cutaway {
 
 // in = q, in2 = k, in3 = v, out. Fused: q and k are normalised and rotated on the way.
-void Plan::attention(const Phase& p, int thread) {
+void Plan::attention(const Phase& p, int thread, bool store_only) {
     const int d = shape_.head_dim, heads = shape_.num_heads, kv_heads = shape_.num_kv_heads, threads = pool_->threads();
     const int tokens = batch_.num_tokens, group = heads / kv_heads;
     const KvLayer& kv = kv_[p.layer];
@@ -37,6 +37,7 @@ void Plan::attention(const Phase& p, int thread) {
         }
         k_->store_kv(kv, batch_.slots[t], h, k, buffer(p.in3) + (static_cast<size_t>(t) * kv_heads + h) * d);
     }
+    if (store_only) return;
     pool_->barrier();
 
     Local& local = *locals_[thread];

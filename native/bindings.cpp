@@ -263,7 +263,7 @@ NB_MODULE(_native, m) {
             p.begin({ids.data(), positions.data(), slots.data(), starts.data(), lengths.data(), tables.data(), rows.data(), static_cast<int>(ids.shape(0)), static_cast<int>(lengths.shape(0)), static_cast<int>(tables.shape(1)), static_cast<int>(rows.shape(0))}, top_k);
         }, "token_ids"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(), "query_starts"_a.noconvert(), "context_lengths"_a.noconvert(),
              "block_tables"_a.noconvert(), "output_rows"_a.noconvert(), "top_k"_a, "The arrays are read until the step is over: no copies.")
-        .def("run", &Plan::run, "first"_a, "last"_a, "profile"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("run", &Plan::run, "first"_a, "last"_a, "profile"_a, "store_only"_a = false, nb::call_guard<nb::gil_scoped_release>())
         .def("view", [](Plan& p, int id) {
             const size_t shape[2] = {static_cast<size_t>(p.buffer_rows(id)), static_cast<size_t>(p.buffer_width(id))};
             return Numpy2(p.buffer(id), 2, shape, nb::find(p));

@@ -139,6 +139,7 @@ void Plan::begin(const BatchView& b, int head_top_k) {
     for (int t = 0; t < b.num_tokens; ++t) require(b.token_ids[t] >= 0 && b.token_ids[t] < embedding_.rows, "batch: token id outside the vocabulary");
     for (int r = 0; r < b.num_outputs; ++r) require(b.output_rows[r] >= 0 && b.output_rows[r] < b.num_tokens, "batch: output row out of range");
     batch_ = b;
+    for (Phase& p : phases_) p.ns.clear();
     top_k_ = std::min(head_top_k, embedding_.rows);
     screened_ = screening_ = false;
     head_rows_finished_ = 0;
@@ -177,24 +178,24 @@ void Plan::begin(const BatchView& b, int head_top_k) {
     }
 }
 
-void Plan::run(int first, int last, bool profile) {
+void Plan::run(int first, int last, bool profile, bool store_only) {
     using clock = std::chrono::steady_clock;
     pool_->run([&](int thread) {
         for (int i = first; i < last; ++i) {
             const auto start = profile && thread == 0 ? clock::now() : clock::time_point{};
-            execute(phases_[i], thread);
+            execute(phases_[i], thread, store_only && i + 1 == last);
             if (i + 1 < last || profile) pool_->barrier();
             if (profile && thread == 0) phases_[i].ns.assign(1, std::chrono::duration<double, std::nano>(clock::now() - start).count());
         }
     });
 }
 
-void Plan::execute(const Phase& p, int thread) {
+void Plan::execute(const Phase& p, int thread, bool store_only) {
     const int threads = pool_->threads(), n = rows(p);
     switch (p.kind) {
         case PhaseKind::Embed: return embed(p, thread);
         case PhaseKind::Matmul: return screening_ && p.outputs ? screen_head(p, thread) : matmul(p, thread);
-        case PhaseKind::Attention: return attention(p, thread);
+        case PhaseKind::Attention: return attention(p, thread, store_only);
         case PhaseKind::TopHead: return screened_ ? void() : top_head(p, thread);
         case PhaseKind::SelectRows: {
             const Range mine = share(n, thread, threads);

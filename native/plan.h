@@ -144,8 +144,9 @@ class Plan {
 
     // Checks a step and makes room for it. Throws std::invalid_argument naming the array at fault.
     void begin(const BatchView& batch, int head_top_k);
-    // Runs phases [first, last) of the step begun; `profile` keeps their times.
-    void run(int first, int last, bool profile);
+    // Runs phases [first, last) of the step begun; `profile` keeps their times. `store_only`: the last of them is an
+    // attention whose result nobody will read, so it only stores its keys and values.
+    void run(int first, int last, bool profile, bool store_only = false);
 
     float* buffer(int id) const { return buffers_[id].data.get(); }
     int buffer_rows(int id) const { return buffers_[id].outputs ? batch_.num_outputs : batch_.num_tokens; }
@@ -165,12 +166,12 @@ class Plan {
     };
     struct Input { const float* x; const int8_t* codes; const GroupSums* sums; };
 
-    void execute(const Phase& phase, int thread);
+    void execute(const Phase& phase, int thread, bool store_only);
     void embed(const Phase& phase, int thread);
     bool gated(const Phase& phase) const;
     void matmul(const Phase& phase, int thread);
     Input prepare(const Phase& phase, int thread, int tokens, int columns, bool quantize);
-    void attention(const Phase& phase, int thread);
+    void attention(const Phase& phase, int thread, bool store_only);
     void top_head(const Phase& phase, int thread);
     bool screens(const Phase& phase) const;
     void screen_head(const Phase& phase, int thread);

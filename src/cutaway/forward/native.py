@@ -70,6 +70,7 @@ class _Phase:
 class _Compiled:
     plan: _native.Plan
     phases: list[_Phase]
+    stored: int  # phases after which all keys and values are stored
     head: int  # index of the first phase that works on output rows
     logits: int  # buffer of the logits
 
@@ -190,7 +191,9 @@ class NativeProgram:
             raise KernelError("batch: arrays must be contiguous int32, block_tables [num_seqs, max_blocks]") from None
         outputs = len(batch.output_rows)
         end = len(compiled.phases) - (0 if top_k else 1) if outputs else compiled.head
-        if taps is None:
+        if taps is None and not outputs:  # a part of a prompt: what comes after its last keys and values is for nobody
+            plan.run(0, compiled.stored, profile, store_only=True)
+        elif taps is None:
             plan.run(0, end, profile)
         else:
             self._run_tapped(compiled, end, batch, taps, profile)
@@ -331,9 +334,10 @@ class _Compiler:
             self._emit(index, group)
         logits = self.buffers["logits"]
         head = next(i for i, phase in enumerate(self.phases) if phase.ops[0] == "outputs")
+        attention = [i for i, group in enumerate(self.groups) if group[-1].kind == "attention"]
         self.plan.top_head(logits, self.program.config.vocab)
         self.phases.append(_Phase(("top_logits",), ()))
-        return _Compiled(self.plan, self.phases, head, logits)
+        return _Compiled(self.plan, self.phases, attention[-1] + 1, head, logits)
 
     def _groups(self) -> list[list[Op]]:
         """The Program's operations, those of one phase together."""

@@ -1,10 +1,9 @@
 """The native interpreter: a Program compiled once into phases of C++ kernels, a step being one call without the GIL.
 
-Compiling rewrites the Program: operations that follow one another are fused into one phase where that saves a trip
-through memory or a barrier (norm + quantise + q/k/v, gate/up + SiLU, head norms + RoPE + attention, projection +
-residual). A fused phase computes exactly what its operations compute one by one. A tapped tensor that a fused phase
-would keep to itself takes that phase apart; every other phase stays fused. Buffers are planned from the lifetimes of
-the tensors. Only this file imports the extension. Read next: `native/plan.h`.
+Compiling rewrites the Program: `fusion.py` makes phases of operations (norm + quantise + q/k/v, gate/up + SiLU, head
+norms + RoPE + attention, projection + residual). A fused phase computes exactly what its operations compute one by one.
+Buffers are planned from the lifetimes of the tensors. Only this file imports the extension.
+Read next: `native/plan.h`.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import numpy as np
 from cutaway import _native
 from cutaway.config import ModelConfig
 from cutaway.errors import KernelError
+from cutaway.forward.fusion import fused
 from cutaway.forward.program import Batch, Op, Program, TopLogits
 from cutaway.forward.rope import rope_tables
 from cutaway.forward.taps import Taps
@@ -112,13 +112,8 @@ class NativeProgram:
                 expected=" or ".join(isas()),
                 hint="unset CUTAWAY_ISA",
             )
-        self.program, self.activations, self.isa, self.fuse, self.max_context = (
-            program,
-            activations,
-            isa,
-            fuse,
-            max_context,
-        )
+        self.program, self.activations, self.isa = program, activations, isa
+        self.fuse, self.max_context = fuse, max_context
         if threads is not None and threads < 1:
             raise KernelError("threads", found=threads, expected="at least 1")
         self.threads = threads or usable_cores()
@@ -326,7 +321,7 @@ class _Compiler:
         self.phases: list[_Phase] = []
         self.buffers: dict[str, int] = {}
         self.free: dict[tuple[int, bool], list[int]] = {}
-        self.groups = self._groups()
+        self.groups = fused(self.program, tapped) if native.fuse else [[op] for op in self.program]
         self.last_use = {name: i for i, group in enumerate(self.groups) for op in group for name in op.inputs}
 
     def compile(self) -> _Compiled:
@@ -338,50 +333,6 @@ class _Compiler:
         self.plan.top_head(logits, self.program.config.vocab)
         self.phases.append(_Phase(("top_logits",), ()))
         return _Compiled(self.plan, self.phases, attention[-1] + 1, head, logits)
-
-    def _groups(self) -> list[list[Op]]:
-        """The Program's operations, those of one phase together."""
-        if not self.native.fuse:
-            return [[op] for op in self.program]
-        groups: list[list[Op]] = []
-        ops = list(self.program)
-        while ops:
-            size = next((n for n in (self._projections(ops), self._attention(ops), self._residual(ops)) if n), 1)
-            groups.append(ops[:size])
-            del ops[:size]
-        return groups
-
-    def _hidden(self, ops: list[Op]) -> bool:
-        """True when no tap looks at these tensors."""
-        return not any(op.name in self.tapped for op in ops)
-
-    def _projections(self, ops: list[Op]) -> int:
-        """[rms_norm] + the linears that read one tensor [+ silu_mul of the two]"""
-        start = 1 if ops[0].kind == "rms_norm" and self._hidden(ops[:1]) else 0
-        if start == len(ops) or ops[start].kind != "linear":
-            return 0
-        source = ops[0].name if start else ops[0].inputs[0]
-        end = start
-        while end < len(ops) and ops[end].kind == "linear" and ops[end].inputs == (source,):
-            end += 1
-        if end == start:
-            return 0
-        pair = ops[start:end]
-        if end < len(ops) and ops[end].kind == "silu_mul" and len(pair) == 2 and self._hidden(pair):
-            return end + 1
-        return end if start or len(pair) > 1 else 0
-
-    def _attention(self, ops: list[Op]) -> int:
-        """[head_norm of q, head_norm of k] + rope of q, rope of k + attention"""
-        for kinds in (["rope", "rope", "attention"], ["head_norm", "head_norm", "rope", "rope", "attention"]):
-            if [op.kind for op in ops[: len(kinds)]] == kinds and self._hidden(ops[: len(kinds) - 1]):
-                return len(kinds)
-        return 0
-
-    def _residual(self, ops: list[Op]) -> int:
-        """linear + add of its result"""
-        fits = len(ops) > 1 and ops[0].kind == "linear" and ops[1].kind == "add" and ops[1].inputs[1] == ops[0].name
-        return 2 if fits and self._hidden(ops[:1]) else 0
 
     # -- one phase ---------------------------------------------------------------------------------------------------
 

@@ -34,8 +34,8 @@ WORDS = {
         "first_token": "process start to first token",
         "resident": "resident memory, context 4,096 filled",
         "peak": "peak memory, the same",
-        "foot": "{cpu}, {threads} threads, {bandwidth:.1f} GB/s of measured read bandwidth; medians of {rounds} rounds "
-        "in turn, {date}. {versions}. A ratio above 1 is Cutaway ahead.",
+        "foot": "{cpu}, {threads} threads, {bandwidth:.1f} GB/s of read bandwidth at the start; medians of {rounds} "
+        "rounds in turn, {date}. {versions}. A ratio above 1 is Cutaway ahead.",
     },
     "README.zh-CN.md": {
         "head": ["模型", "测量项", "Cutaway", "llama.cpp(取其最佳设置)", "比值", "transformers float32"],
@@ -47,7 +47,7 @@ WORDS = {
         "first_token": "进程启动到首个 token",
         "resident": "常驻内存,上下文 4,096 填满",
         "peak": "峰值内存,同上",
-        "foot": "{cpu},{threads} 线程,实测读带宽 {bandwidth:.1f} GB/s;各引擎轮流运行 {rounds} 轮取中位数,{date}。"
+        "foot": "{cpu},{threads} 线程,开始时实测读带宽 {bandwidth:.1f} GB/s;各引擎轮流运行 {rounds} 轮取中位数,{date}。"
         "{versions}。比值大于 1 表示 Cutaway 领先。",
     },
 }

@@ -21,10 +21,11 @@ struct Model {
     std::vector<std::unique_ptr<Exact<uint16_t>>> scales;
     Exact<float> cos{static_cast<size_t>(kContext * kDim / 2)}, sin{static_cast<size_t>(kContext * kDim / 2)};
     Plan plan;
+    const Kernels* kernels;
     int logits = -1, phases = 0, top = -1;
 
     Model(const Kernels* k, int threads, bool int8, KvType kv, bool fused)
-        : pool(std::make_shared<Pool>(threads)), plan(k, pool, {kHeads, kKvHeads, kDim, kLayers, 1e-6f}, int8) {
+        : pool(std::make_shared<Pool>(threads)), plan(k, pool, {kHeads, kKvHeads, kDim, kLayers, 1e-6f}, int8), kernels(k) {
         Random random(7);  // the same weights every time
         for (size_t i = 0; i < cos.size(); ++i) {
             const float angle = static_cast<float>(i / (kDim / 2)) * std::pow(10000.0f, -static_cast<float>(i % (kDim / 2)) / (kDim / 2));
@@ -117,7 +118,7 @@ struct Model {
         Phase head;
         head.kind = PhaseKind::Matmul, head.norm = true, head.in = rows, head.weight = vector(kHidden, 1.0f, random), head.outputs = true;
         head.linears = {{matrix("Q8_0", kVocab, kHidden, random), nullptr, logits, -1}};
-        if (fused) measure_low_bits(*head.linears[0].w, *k, *pool);  // steps with one output row screen the head
+        if (fused) measure_low_bits(*head.linears[0].w, *kernels, *pool);  // steps with one output row screen the head
         phases = plan.add_phase(head) + 1;
         Phase best;
         best.kind = PhaseKind::TopHead, best.in = logits, best.width = kVocab, best.outputs = true;

@@ -102,6 +102,17 @@ def test_decoding_builds_nothing() -> None:
         broken.prepare()
 
 
+def test_a_text_whose_merges_are_broken_changes_nothing_for_others() -> None:
+    partly = Tokenizer.from_vocabulary(replace(TOY, merges=[*TOY.merges, "q z"]))  # there is no token qz
+    before = partly.encode("hi")
+    for _ in range(2):
+        with pytest.raises(FormatError, match="merges"):
+            partly.encode("qz")
+        with pytest.raises(FormatError, match="merges"):
+            partly.prepare()
+        assert partly.encode("hi") == before
+
+
 def test_no_normalisation_without_a_file_that_asks(toy: Tokenizer) -> None:
     decomposed = "e\u0301"
     assert toy.decode(toy.encode(decomposed)) == decomposed

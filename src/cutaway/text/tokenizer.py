@@ -172,11 +172,7 @@ class Tokenizer:
     def prepare(self) -> tokenizers.Tokenizer:
         """Give the library the whole vocabulary now (151,387 merges: 0.35 s and 70 MB), not as texts need it."""
         with self._lock:
-            if self._types is not None and not self._pairs.all():
-                self._pairs[:] = True
-                self._library = self._build_gguf()
-            assert self._library is not None  # a tokenizer.json was read whole when it was opened
-            return self._library
+            return self._knowing(slice(None))
 
     def _library_for(self, data: bytes) -> tokenizers.Tokenizer:
         """The library with all that this text can need."""
@@ -184,13 +180,17 @@ class Tokenizer:
             return self.prepare()
         letters = np.frombuffer(b"".join([_LETTERS[byte] for byte in data]), np.uint8)
         with self._lock:
-            if self._library is None or not self._pairs[letters[:-1], letters[1:]].all():
-                self._pairs[letters[:-1], letters[1:]] = True
-                self._parts += 1
-                if self._parts > _MAX_PARTS:
-                    self._pairs[:] = True
-                self._library = self._build_gguf()
-            return self._library
+            return self._knowing((letters[:-1], letters[1:]))
+
+    def _knowing(self, where: slice | tuple[np.ndarray, np.ndarray]) -> tokenizers.Tokenizer:
+        """The library, built again if it does not know these neighbours. An error leaves it as it was."""
+        if self._types is not None and (self._library is None or not self._pairs[where].all()):
+            pairs = self._pairs.copy()
+            pairs[where if self._parts < _MAX_PARTS else slice(None)] = True
+            self._library = self._build_gguf(pairs)
+            self._pairs, self._parts = pairs, self._parts + 1
+        assert self._library is not None  # a tokenizer.json was read whole when it was opened
+        return self._library
 
     @property
     def control_tokens(self) -> dict[str, int]:
@@ -248,33 +248,11 @@ class Tokenizer:
         self._control = {tokens[i]: i for i in self._ids_of_type(_CONTROL, _UNKNOWN) if tokens[i]}
         self._control_ids = frozenset(self._control.values())
 
-    def _possible(self, strings: Sequence[str], joined: bool = False) -> np.ndarray:
-        """Which of the strings have only neighbours that are in `_pairs`, bool [len(strings)].
-
-        `joined`: they are merges "left right", and the bytes on both sides of the space are neighbours.
-        """
-        data, begins, ends = _flat(strings)
-        possible = np.ones(len(strings), np.bool_)
-        rows = np.flatnonzero(ends - begins > 1)  # those still looked at, and where in the data
-        at = begins[rows]
-        while len(rows):
-            first, second = data[at], data[at + 1]
-            if joined:
-                space = second == ord(" ")
-                second[space] = data[np.minimum(at[space] + 2, len(data) - 1)]
-                known = self._pairs[first, second] | (first == ord(" "))
-            else:
-                known = self._pairs[first, second]
-            possible[rows[~known]] = False
-            more = known & (at + 2 < ends[rows])
-            rows, at = rows[more], at[more] + 1
-        return possible
-
     def _ids_of_type(self, *types: int) -> list[int]:
         assert self._types is not None
         return [int(i) for i in np.flatnonzero(np.isin(self._types, types))]
 
-    def _build_gguf(self) -> tokenizers.Tokenizer:
+    def _build_gguf(self, known: np.ndarray) -> tokenizers.Tokenizer:
         from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
         tokens, merges = self._vocabulary.tokens, self._vocabulary.merges
@@ -282,13 +260,13 @@ class Tokenizer:
         added = {i: tokens[i] for i in self._ids_of_type(_USER_DEFINED)}
         added |= {i: self._alias(i) for i in self._control_ids}
         normal = ~np.isin(self._types, (_CONTROL, _UNKNOWN, _USER_DEFINED, _UNUSED))
-        kept = np.flatnonzero(normal & self._possible(tokens)).tolist()
+        kept = np.flatnonzero(normal & _possible(tokens, known)).tolist()
         ids = {tokens[i]: i for i in kept} | {text: i for i, text in added.items()}
         if len(ids) != len(kept) + len(added):
             raise FormatError("vocabulary", found=f"{len(kept) + len(added) - len(ids)} tokens that appear twice")
         split = _SPLITS[self._vocabulary.pre]
         try:
-            possible = np.flatnonzero(self._possible(merges, joined=True)).tolist()
+            possible = np.flatnonzero(_possible(merges, known, joined=True)).tolist()
             pairs = [merges[i].partition(" ")[::2] for i in possible]
             # Llama 3 takes a whole word that is a token as it is, whatever its merges would make of it
             library = Tokenizer(models.BPE(ids, pairs, ignore_merges=split == "llama-bpe"))
@@ -382,6 +360,29 @@ class Tokenizer:
         if "ByteLevel" in self._steps:
             return _bytes_of(token)
         return (token.replace(self._metaspace, " ") if self._metaspace else token).encode()
+
+
+def _possible(strings: Sequence[str], pairs: np.ndarray, joined: bool = False) -> np.ndarray:
+    """Which of the strings have only neighbours that are in `pairs` [256, 256], bool [len(strings)].
+
+    `joined`: they are merges "left right", and the bytes on both sides of the space are neighbours.
+    """
+    data, begins, ends = _flat(strings)
+    possible = np.ones(len(strings), np.bool_)
+    rows = np.flatnonzero(ends - begins > 1)  # those still looked at, and where in the data
+    at = begins[rows]
+    while len(rows):
+        first, second = data[at], data[at + 1]
+        if joined:
+            space = second == ord(" ")
+            second[space] = data[np.minimum(at[space] + 2, len(data) - 1)]
+            known = pairs[first, second] | (first == ord(" "))
+        else:
+            known = pairs[first, second]
+        possible[rows[~known]] = False
+        more = known & (at + 2 < ends[rows])
+        rows, at = rows[more], at[more] + 1
+    return possible
 
 
 def _flat(strings: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -21,7 +21,6 @@ __all__ = ["StageRecord", "StepRecord", "TokenLogprobs", "step_record", "token_l
 
 SHOWN = 50  # candidates a record keeps after each stage
 WIDE = 4096  # from so many on float32 is worth while
-PART = 1048576
 
 
 @dataclass(frozen=True)

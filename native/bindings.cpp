@@ -91,30 +91,23 @@ Numpy2 matmul_alone(const Packed& w, Mat<float> x, const std::string& isa, bool 
         sums.resize(static_cast<size_t>(tokens) * columns / 32);
         for (int t = 0; t < tokens; ++t) k->quantize(x.data() + static_cast<size_t>(t) * columns, columns, codes.data() + static_cast<size_t>(t) * columns, sums.data() + static_cast<size_t>(t) * columns / 32);
     }
-    const float* b = nullptr;
-    const float* res = nullptr;
-    Vec<float> bias_values;
+    auto bias_of = [&](const nb::object& given, Vec<float>& values) -> const float* {
+        if (given.is_none()) return nullptr;
+        values = nb::cast<Vec<float>>(given);
+        require(values.shape(0) == static_cast<size_t>(rows), "matmul: the bias is not one value a row");
+        return values.data();
+    };
+    Vec<float> bias_values, up_bias_values;
+    const float *b = bias_of(bias, bias_values), *up_b = bias_of(up_bias, up_bias_values), *res = nullptr;
     Mat<float> residual_values;
-    if (!bias.is_none()) {
-        bias_values = nb::cast<Vec<float>>(bias);
-        require(bias_values.shape(0) == static_cast<size_t>(rows), "matmul: the bias is not one value a row");
-        b = bias_values.data();
-    }
     if (!residual.is_none()) {
         residual_values = nb::cast<Mat<float>>(residual);
         require(residual_values.shape(0) == static_cast<size_t>(tokens) && residual_values.shape(1) == static_cast<size_t>(rows), "matmul: the residual is not [num_tokens, rows]");
         res = residual_values.data();
     }
-    const float* up_b = nullptr;
-    Vec<float> up_bias_values;
     if (up) {
         require(up->w.kind == w.w.kind && up->w.rows == rows && up->w.columns == columns, "matmul: up is not a matrix of the same kind and size");
         require(coded && tokens > kFewTokens && !res, "matmul: up takes coded products of many tokens, without a residual");
-        if (!up_bias.is_none()) {
-            up_bias_values = nb::cast<Vec<float>>(up_bias);
-            require(up_bias_values.shape(0) == static_cast<size_t>(rows), "matmul: the bias is not one value a row");
-            up_b = up_bias_values.data();
-        }
     }
     std::vector<float> out(static_cast<size_t>(tokens) * rows);
     if (tokens > 0)

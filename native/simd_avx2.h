@@ -95,21 +95,18 @@ inline I8 b_squares(B32 a) {  // the sum of squares of a lane's four bytes, each
     return {_mm256_madd_epi16(_mm256_maddubs_epi16(a.v, a.v), _mm256_set1_epi16(1))};
 }
 
-inline __m256i four(const int8_t* y) {  // y[0..3] in every lane
+inline int32_t word_of(const int8_t* y) {  // y[0..3]
     int32_t word;
     std::memcpy(&word, y, 4);
-    return _mm256_set1_epi32(word);
+    return word;
 }
+inline __m256i four(const int8_t* y) { return _mm256_set1_epi32(word_of(y)); }  // y[0..3] in every lane
 
-// The words for eight lanes and for sixteen, by their number.
-template <int LANES> struct Lanes;
-template <> struct Lanes<8> { using F = F8; using I = I8; };
-template <int LANES> using FloatsOf = typename Lanes<LANES>::F;
-template <int LANES> using IntsOf = typename Lanes<LANES>::I;
-template <int LANES> inline FloatsOf<LANES> f_all(float x);
-template <int LANES> inline IntsOf<LANES> i_all(int32_t x);
-template <> inline F8 f_all<8>(float x) { return f_set1(x); }
-template <> inline I8 i_all<8>(int32_t x) { return i_set1(x); }
+}  // namespace
+
+#include "simd_lanes.h"
+
+namespace {
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 
@@ -117,7 +114,6 @@ template <> inline I8 i_all<8>(int32_t x) { return i_set1(x); }
 struct F16 { __m512 v; };
 struct I16 { __m512i v; };
 
-inline F16 f_pair(F8 low, F8 high) { return {_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1)}; }
 inline F8 f_low(F16 a) { return _mm512_castps512_ps256(a.v); }
 inline F8 f_high(F16 a) { return _mm512_extractf32x8_ps(a.v, 1); }
 inline F16 f_load16(const float* p) { return {_mm512_loadu_ps(p)}; }
@@ -157,11 +153,7 @@ CUTAWAY_INLINE void dot_tile(const uint8_t* u, const int8_t* const (&y)[T], I16 
 #pragma GCC unroll 8
     for (int j = 0; j < COLUMNS / 4; ++j) {
         const __m512i w = _mm512_load_si512(u + 64 * j);
-        for (int t = 0; t < T; ++t) {
-            int32_t word;
-            std::memcpy(&word, y[t] + 4 * j, 4);
-            out[t].v = _mm512_dpbusd_epi32(out[t].v, w, _mm512_set1_epi32(word));
-        }
+        for (int t = 0; t < T; ++t) out[t].v = _mm512_dpbusd_epi32(out[t].v, w, _mm512_set1_epi32(word_of(y[t] + 4 * j)));
     }
 }
 constexpr int kTileTokens = 4;

@@ -7,7 +7,6 @@ namespace {
 struct F16 { F8 low, high; };
 struct I16 { I8 low, high; };
 
-inline F16 f_pair(F8 low, F8 high) { return {low, high}; }
 inline F8 f_low(F16 a) { return a.low; }
 inline F8 f_high(F16 a) { return a.high; }
 inline F16 f_load16(const float* p) { return {f_load(p), f_load(p + 8)}; }

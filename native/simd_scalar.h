@@ -122,18 +122,9 @@ template <int BITS> inline I8 dot16(const B32* u, const int8_t* y) {
 template <int BITS> inline I8 dot32(const B32* u, const int8_t* y) {
     return i_add(dot16<BITS>(u, y), dot16<BITS>(u + 4, y + 16));
 }
-// The words for eight lanes and for sixteen, by their number.
-template <int LANES> struct Lanes;
-template <> struct Lanes<8> { using F = F8; using I = I8; };
-template <int LANES> using FloatsOf = typename Lanes<LANES>::F;
-template <int LANES> using IntsOf = typename Lanes<LANES>::I;
-template <int LANES> inline FloatsOf<LANES> f_all(float x);
-template <int LANES> inline IntsOf<LANES> i_all(int32_t x);
-template <> inline F8 f_all<8>(float x) { return f_set1(x); }
-template <> inline I8 i_all<8>(int32_t x) { return i_set1(x); }
-
 }  // namespace
 
+#include "simd_lanes.h"
 #include "simd_pair.h"
 
 namespace {

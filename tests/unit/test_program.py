@@ -6,8 +6,9 @@ import pytest
 from tiny import LLAMA, QWEN3, TINY, VARIANTS, module_weights
 
 from cutaway.config import ModelConfig
+from cutaway.errors import UnsupportedError
 from cutaway.forward.decoder import decoder
-from cutaway.forward.program import Program
+from cutaway.forward.program import Program, refuse_unknown
 
 QWEN25_05B = ModelConfig(
     architecture="qwen2",
@@ -128,19 +129,70 @@ def test_every_weight_has_a_name_in_the_hugging_face_model():
 def test_flops_count_a_multiply_add_as_two():
     program = decoder(TINY)
     gate, mix = program["layers.0.mlp.gate"], program["layers.0.attn.mix"]
-    assert program.flops(gate, num_tokens=5, num_outputs=1, keys=15) == 2 * 5 * 96 * 64
-    assert program.flops(program["logits"], 5, 1, 15) == 2 * 1 * 97 * 64
+    assert program.flops(gate, range(5), num_outputs=1) == 2 * 5 * 96 * 64
+    assert program.flops(program["logits"], range(5), 1) == 2 * 1 * 97 * 64
     # one query head: q.k and p.v are head_dim multiply-adds for each visible key
-    assert program.flops(mix, 5, 1, 15) == 15 * 4 * (2 * 16 + 2 * 16)
-    assert program.flops(program["layers.0.attn_residual"], 5, 1, 15) == 5 * 64
-    assert program.flops(program["embed"], 5, 1, 15) == 0
+    assert program.flops(mix, range(5), 1) == 15 * 4 * (2 * 16 + 2 * 16)
+    assert program.flops(program["layers.0.attn_residual"], range(5), 1) == 5 * 64
+    assert program.flops(program["embed"], range(5), 1) == 0
 
 
 def test_decoding_the_real_model_costs_two_flops_a_weight():
     program = decoder(QWEN25_05B)
-    total = sum(program.flops(op, 1, 1, 1) for op in program if op.kind == "linear")
+    total = sum(program.flops(op, [0], 1) for op in program if op.kind == "linear")
     matrices = sum(s[0] * s[1] for name, s in program.weight_shapes.items() if len(s) == 2)
     assert total == 2 * matrices  # the embedding counts once: it is the head
+
+
+def windowed(**told) -> Program:
+    """One attention over the embedding, told things."""
+    program = Program(replace(TINY, num_layers=1, num_heads=4, num_kv_heads=4))
+    with program.layer(0):
+        x = program.embed("x", "embed")
+        program.attention("mix", x, x, x, **told)
+    return program
+
+
+def test_attributes_are_kept_where_they_differ_from_the_default():
+    mix = windowed(window=4, softcap=30.0)["layers.0.mix"]
+    assert mix.attributes == (("softcap", 30.0), ("window", 4))
+    assert (mix.attribute("window"), mix.attribute("softcap"), mix.attribute("scale")) == (4, 30.0, None)
+    plain = windowed()["layers.0.mix"]
+    assert plain.attributes == ()
+    assert plain.attribute("window") is None
+    assert len({mix, plain, windowed(softcap=30.0, window=4)["layers.0.mix"]}) == 2  # hashable, and equal by value
+    with pytest.raises(KeyError):
+        mix.attribute("windows")
+    with pytest.raises(KeyError):
+        decoder(TINY)["logits"].attribute("window")
+
+
+@pytest.mark.parametrize("told", [{"window": 0}, {"window": -3}, {"softcap": 0.0}, {"scale": float("nan")}])
+def test_an_attribute_that_makes_no_sense_is_refused_when_it_is_written(told):
+    with pytest.raises(ValueError, match=rf"layers\.0\.mix: {next(iter(told))} is .*expected more than 0"):
+        windowed(**told)
+
+
+def test_a_window_bounds_work_and_bytes():
+    program, plain = windowed(window=4), windowed()
+    mix, all_keys = program["layers.0.mix"], plain["layers.0.mix"]
+    assert plain.flops(all_keys, range(6), 1) == (1 + 2 + 3 + 4 + 5 + 6) * 4 * 4 * 16
+    assert program.flops(mix, range(6), 1) == (1 + 2 + 3 + 4 + 4 + 4) * 4 * 4 * 16
+    assert plain.kv_tokens(all_keys, [20, 21]) == 22 + 2  # all read, two written
+    assert program.kv_tokens(mix, [20, 21]) == 5 + 2  # 17 to 21
+    assert program.kv_tokens(mix, [1]) == 2 + 1
+    assert program.kv_tokens(program["layers.0.x"], [1]) == 0
+
+
+def test_what_an_interpreter_does_not_know_is_refused_by_name():
+    refuse_unknown(windowed(window=4), "it", {"embed": {}, "attention": {"window": ()}})
+    refuse_unknown(windowed(window=4), "it", {"embed": {}, "attention": {"window": (4, 8)}})
+    with pytest.raises(UnsupportedError, match=r"it knows no such operation: found attention \(layers\.0\.mix\)"):
+        refuse_unknown(windowed(), "it", {"embed": {}})
+    with pytest.raises(UnsupportedError, match=r"it cannot .*\(layers\.0\.mix\) with this softcap: found 30\.0"):
+        refuse_unknown(windowed(softcap=30.0), "it", {"embed": {}, "attention": {"window": ()}})
+    with pytest.raises(UnsupportedError, match=r"with this window: found 4, expected 8 or 16"):
+        refuse_unknown(windowed(window=4), "it", {"embed": {}, "attention": {"window": (8, 16)}})
 
 
 def test_two_operations_cannot_have_one_name():

@@ -156,14 +156,14 @@ def test_what_is_stored_is_read_back_through_the_block_table(k_type, v_type):
         assert (np.abs(found - stored) <= bound).all()
 
 
-def attend(q, k, v, config=TINY) -> np.ndarray:
+def attend(q, k, v, config=TINY, **told) -> np.ndarray:
     """One sequence of all tokens given."""
     cache = KVStore(config, 4, "f32", "f32", block_size=4)
     count = len(q)
     numbers = np.arange(count, dtype=np.int32)
     batch = StepBatch(numbers, numbers, numbers, np.array([0, count]), np.array([count]), np.arange(4)[None], numbers)
     reference.store(cache, 0, batch.slots, k, v, config)
-    return reference.attention(q, cache, 0, batch, config)
+    return reference.attention(q, cache, 0, batch, config, **told)
 
 
 def test_attention_with_equal_scores_is_the_mean_of_what_came_before():
@@ -174,16 +174,24 @@ def test_attention_with_equal_scores_is_the_mean_of_what_came_before():
         assert out[token] == pytest.approx(np.concatenate([mean[:16], mean[:16], mean[16:], mean[16:]]), abs=8 * EPS32)
 
 
-def test_attention_against_the_formula_one_head_at_a_time():
+@pytest.mark.parametrize(
+    "told",
+    [{}, {"window": 1}, {"window": 3}, {"softcap": 1.5}, {"scale": 0.7}, {"window": 2, "softcap": 0.5, "scale": 2.0}],
+    ids=str,
+)
+def test_attention_against_the_formula_one_head_at_a_time(told):
     rng = np.random.default_rng(1)
     q, k, v = (rng.normal(size=(6, width)) for width in (64, 32, 32))
-    out = attend(q.astype(np.float32), k.astype(np.float32), v.astype(np.float32))
+    out = attend(q.astype(np.float32), k.astype(np.float32), v.astype(np.float32), **told)
     for token in range(6):
+        first = max(0, token + 1 - told.get("window", 6))
         for head in range(4):
             own, shared = slice(head * 16, head * 16 + 16), slice(head // 2 * 16, head // 2 * 16 + 16)
-            scores = [q[token, own] @ k[past, shared] / 4 for past in range(token + 1)]
+            scores = [q[token, own] @ k[past, shared] * told.get("scale", 1 / 4) for past in range(first, token + 1)]
+            if "softcap" in told:
+                scores = [told["softcap"] * math.tanh(score / told["softcap"]) for score in scores]
             powers = np.exp(scores)
-            expected = powers / powers.sum() @ v[: token + 1, shared]
+            expected = powers / powers.sum() @ v[first : token + 1, shared]
             assert out[token, own] == pytest.approx(expected, abs=64 * EPS32)
 
 

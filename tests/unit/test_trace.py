@@ -17,7 +17,7 @@ from cutaway.experiments.attention import attention_weights
 from cutaway.experiments.distributions import log_softmax
 from cutaway.experiments.lens import Lens, lens, lens_logits, residual_states
 from cutaway.experiments.passes import traced_pass
-from cutaway.experiments.table import operation_table, visible_pairs
+from cutaway.experiments.table import operation_table
 from cutaway.experiments.tensors import load_tensors
 from cutaway.experiments.trace import statistics, trace
 from cutaway.forward.reference import rms_norm
@@ -65,11 +65,6 @@ def test_table_takes_times_of_fused_groups(llm: FakeLLM) -> None:
     assert {name: row.time_ns for name, row in timed.items()} == {"layers.0.attn.k": 700, "logits": 50}
     assert timed["layers.0.attn.k"].fused == ("layers.0.attn.q", "layers.0.attn.k")
     assert timed["logits"].fused == ()
-
-
-def test_visible_pairs() -> None:
-    assert visible_pairs(range(4)) == 1 + 2 + 3 + 4
-    assert visible_pairs([9]) == 10
 
 
 class Clocked:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_llm import FakeLLM
+from tiny import TINY
 
 from cutaway.experiments.compare import Condition, compare
 from cutaway.experiments.diff import diff, diff_models
 from cutaway.experiments.score import perplexity, score
 from cutaway.experiments.table import operation_table
 from cutaway.experiments.trace import trace
+from cutaway.forward.program import Program
 from cutaway.render import render
 from cutaway.render.document import Document, HeatMap, Language, LinePlot, Table, Text, Tokens
 from cutaway.render.views import compare as compare_view
@@ -117,6 +119,17 @@ def test_all_layers_have_rows_of_their_own_when_asked(llm: FakeLLM) -> None:
     assert isinstance(shapes, Table)
     assert [row[0] for row in shapes.rows] == llm.program.names
     assert "model.layers.1.self_attn.q_proj" in [row[1] for row in shapes.rows]
+
+
+def test_what_an_operation_is_told_stands_behind_its_name() -> None:
+    program = Program(TINY)
+    x = program.embed("embed", "model.embed_tokens")
+    for index, window in enumerate((None, 4096, None)):
+        with program.layer(index):
+            x = program.attention("attn.mix", x, x, x, window=window, softcap=50.0)
+    table = trace_view.shape_table(operation_table(program, {}, positions=[0], num_outputs=1))
+    names = ["embed", "layers.*.attn.mix (softcap=50.0)", "layers.*.attn.mix (softcap=50.0, window=4096)"]
+    assert [row[0] for row in table.rows] == names
 
 
 def test_times_are_shown_where_they_were_taken(llm: FakeLLM) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 from cutaway.config import ModelConfig
 from cutaway.engine.kv_cache import KVCache
 from cutaway.engine.sequence import Batch
-from cutaway.experiments.table import visible_pairs
 from cutaway.forward.program import Op, Program, TopLogits
 
 if TYPE_CHECKING:
@@ -170,12 +169,10 @@ def traffic(
     ops = [program[name] for name in names if name in program]
     inside = {op.name for op in ops}
     num_tokens, num_outputs = len(batch.token_ids), len(batch.output_rows)
-    context = int(batch.context_lengths[-1])
     weights = kv = values = 0
     for op in ops:
         weights += _weight_bytes(op, program, sizes, num_tokens, head_rows)
-        if op.kind == "attention":
-            kv += kv_bytes_per_token // max(1, program.config.num_layers) * (context + num_tokens)
+        kv += kv_bytes_per_token // max(1, program.config.num_layers) * program.kv_tokens(op, batch.positions)
     for name, reader in {name: op for op in ops for name in op.inputs if name not in inside}.items():
         rows = num_outputs if reader.kind == "select_rows" else None  # of its input it reads the rows it keeps
         values += _values(program[name], num_tokens if rows is None else rows, num_outputs)
@@ -206,6 +203,5 @@ def _weight_bytes(op: Op, program: Program, sizes: Mapping[str, int], num_tokens
 
 def group_flops(program: Program, names: Sequence[str], batch: Batch) -> int:
     """Floating-point operations of the operations `names` in a step of one sequence."""
-    pairs = visible_pairs(batch.positions)
-    num_tokens, num_outputs = len(batch.token_ids), len(batch.output_rows)
-    return sum(program.flops(program[name], num_tokens, num_outputs, pairs) for name in names if name in program)
+    num_outputs = len(batch.output_rows)
+    return sum(program.flops(program[name], batch.positions, num_outputs) for name in names if name in program)

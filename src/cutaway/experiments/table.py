@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cutaway.forward.program import Op, Program
+from cutaway.forward.program import Attribute, Op, Program
 from cutaway.quant import Weight
 
-__all__ = ["OperationRow", "operation_table", "visible_pairs"]
+__all__ = ["OperationRow", "operation_table"]
 
 Profile = Iterable[tuple[Sequence[str], int]]
 
@@ -24,6 +24,7 @@ class OperationRow:
     `weight_bytes` are bytes of weights read (an embedding reads only the rows it looks up), `kv_bytes` bytes of the
     KV cache read and written. `dtype` is the weight's format, or F32 where no weight takes part. `time_ns` is the time
     of the operation, or of the fused group `fused` that it ends; None elsewhere and where nothing was timed.
+    `attributes` is what the operation is told beyond its kind.
     """
 
     name: str
@@ -38,11 +39,7 @@ class OperationRow:
     flops: int
     time_ns: int | None = None
     fused: tuple[str, ...] = ()
-
-
-def visible_pairs(positions: Iterable[int]) -> int:
-    """(query token, visible key) pairs of a step: the token at position p sees p + 1 keys."""
-    return sum(int(position) + 1 for position in positions)
+    attributes: tuple[tuple[str, Attribute], ...] = ()
 
 
 def operation_table(
@@ -59,10 +56,9 @@ def operation_table(
     `kv_bytes_per_token` is what one token takes in the KV cache of all layers together; `profile` names the
     operations timed together and their nanoseconds.
     """
-    num_tokens, pairs = len(positions), visible_pairs(positions)
-    context = int(positions[-1]) + 1 if num_tokens else 0
+    num_tokens = len(positions)
     times = {tuple(names)[-1]: (tuple(names), int(ns)) for names, ns in profile}
-    kv_bytes = kv_bytes_per_token // max(1, program.config.num_layers) * (context + num_tokens)
+    kv_bytes = kv_bytes_per_token // max(1, program.config.num_layers)
 
     def input_shapes(op: Op) -> tuple[tuple[int, ...], ...]:
         if not op.inputs:
@@ -82,8 +78,9 @@ def operation_table(
                 output_shape=op.shape(num_tokens, num_outputs),
                 dtype=weights[op.weights[0]].format if op.weights and op.weights[0] in weights else "F32",
                 weight_bytes=_weight_bytes(op, weights, num_tokens),
-                kv_bytes=kv_bytes if op.kind == "attention" else 0,
-                flops=program.flops(op, num_tokens, num_outputs, pairs),
+                kv_bytes=kv_bytes * program.kv_tokens(op, positions),
+                flops=program.flops(op, positions, num_outputs),
+                attributes=op.attributes,
                 time_ns=time_ns,
                 fused=names if len(names) > 1 else (),
             )

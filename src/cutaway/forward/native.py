@@ -21,13 +21,19 @@ from cutaway import _native
 from cutaway.config import ModelConfig
 from cutaway.errors import KernelError
 from cutaway.forward.fusion import fused
-from cutaway.forward.program import Batch, Op, Program, TopLogits
+from cutaway.forward.program import Batch, Op, Program, TopLogits, refuse_unknown
 from cutaway.forward.rope import rope_tables
 from cutaway.forward.taps import Taps
 from cutaway.quant import Weight
 
 __all__ = ["NativeProgram", "isas", "kernel_of", "read_bandwidth", "usable_cores"]
 
+
+# Operations there are kernels for, with the attributes they take.
+_KINDS: dict[str, dict[str, tuple[()]]] = {
+    kind: {}
+    for kind in (["embed", "rms_norm", "linear", "head_norm", "rope", "attention", "silu_mul", "add", "select_rows"])
+}
 
 _KV_DTYPES = {"f16": np.float16, "f32": np.float32, "q8_0": np.int8}
 
@@ -97,6 +103,7 @@ class NativeProgram:
     ) -> None:
         if activations not in ("int8", "f32"):
             raise KernelError("unknown activations", found=repr(activations), expected="'int8' or 'f32'")
+        refuse_unknown(program, "the native interpreter", _KINDS)
         config = program.config
         if config.head_dim % 8 or config.head_dim > 256:
             raise KernelError(

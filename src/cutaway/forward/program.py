@@ -9,15 +9,23 @@ work an operation costs. Read next: `decoder.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from cutaway.config import ModelConfig
+from cutaway.errors import UnsupportedError
 
-__all__ = ["Batch", "Op", "Program", "TopLogits"]
+__all__ = ["ATTRIBUTES", "Attribute", "Batch", "Op", "Program", "TopLogits", "refuse_unknown"]
+
+Attribute = bool | int | float | str | None
+
+# What an operation of a kind may be told beyond its inputs and weights, and what holds where it is told nothing.
+ATTRIBUTES: dict[str, dict[str, Attribute]] = {
+    "attention": {"window": None, "softcap": None, "scale": None},
+}
 
 
 class Batch(Protocol):
@@ -58,6 +66,7 @@ class Op:
     `rows` is the symbolic first dimension, "num_tokens" or "num_outputs"; `width` the second.
     `weights` are names of weights: (weight,) or (weight, bias) for linear.
     `module` is the Hugging Face module path that makes the same tensor, or "" where none does.
+    `attributes` are (name, value) pairs by rising name, only those that differ from `ATTRIBUTES`: see `attribute`.
     """
 
     name: str
@@ -68,6 +77,12 @@ class Op:
     width: int
     layer: int | None
     module: str
+    attributes: tuple[tuple[str, Attribute], ...] = ()
+
+    def attribute(self, name: str) -> Any:
+        """The value of an attribute of this kind of operation. Raises KeyError for one that the kind does not have."""
+        default = ATTRIBUTES.get(self.kind, {})[name]
+        return dict(self.attributes).get(name, default)
 
     def shape(self, num_tokens: int, num_outputs: int) -> tuple[int, int]:
         """Shape of the tensor this operation makes in a step of that many tokens and output rows."""
@@ -105,19 +120,25 @@ class Program:
     def names(self) -> list[str]:
         return [op.name for op in self.ops]
 
-    def flops(self, op: Op, num_tokens: int, num_outputs: int, keys: int) -> int:
-        """Floating-point operations of `op` (a multiply-add counts as two).
-
-        `keys` is the number of (query token, visible key) pairs of the step: for one sequence that computes
-        positions p to q it is the sum of `position + 1`.
-        """
-        rows, width = op.shape(num_tokens, num_outputs)
+    def flops(self, op: Op, positions: Sequence[int] | np.ndarray, num_outputs: int) -> int:
+        """Floating-point operations of `op` (a multiply-add counts as two) in a step that computes `positions`."""
+        rows, width = op.shape(len(positions), num_outputs)
         if op.kind == "linear":
             return 2 * rows * width * self.weight_shapes[op.weights[0]][1]
-        if op.kind == "attention":  # q.k and p.v: head_dim multiply-adds each, for every query head
-            return 4 * keys * self.config.num_heads * self.config.head_dim
+        if op.kind == "attention":  # q.k and p.v: head_dim multiply-adds each, for every query head and visible key
+            window = op.attribute("window")
+            pairs = sum(min(int(p) + 1, window or int(p) + 1) for p in positions)
+            return 4 * pairs * self.config.num_heads * self.config.head_dim
         per_value = {"rms_norm": 4, "head_norm": 4, "rope": 3, "silu_mul": 5, "add": 1}
         return rows * width * per_value.get(op.kind, 0)
+
+    def kv_tokens(self, op: Op, positions: Sequence[int] | np.ndarray) -> int:
+        """Tokens whose keys and values `op` reads or writes in the KV cache, for one sequence at `positions`."""
+        if op.kind != "attention" or not len(positions):
+            return 0
+        window = op.attribute("window")
+        unseen = 0 if window is None else max(0, int(positions[0]) + 1 - window)
+        return int(positions[-1]) + 1 - unseen + len(positions)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -138,10 +159,12 @@ class Program:
         rows = more.pop("rows", None) or (self[inputs[0]].rows if inputs else "num_tokens")
         weights: tuple[str, ...] = tuple(self._name(w) for w in more.pop("weights", ()))
         module: str = more.pop("module", "")
+        told: dict[str, Attribute] = more.pop("attributes", {})
+        attributes = tuple(sorted((key, value) for key, value in told.items() if value != ATTRIBUTES[kind][key]))
         if module and self._layer is not None:
             module = f"model.layers.{self._layer}.{module}".rstrip(".")  # "." is the layer itself
         self._index[name] = len(self.ops)
-        self.ops.append(Op(name, kind, inputs, weights, rows, width, self._layer, module))
+        self.ops.append(Op(name, kind, inputs, weights, rows, width, self._layer, module, attributes))
         return name
 
     def _weight(self, name: str, *shape: int) -> str:
@@ -176,9 +199,27 @@ class Program:
         """Rotate each head's pairs (i, i + head_dim/2) by the token's position"""
         return self._append(name, "rope", (x,), self[x].width)
 
-    def attention(self, name: str, q: str, k: str, v: str) -> str:
-        """Store k and v at the tokens' slots, then softmax(q k^T / sqrt(head_dim)) v over positions 0..own"""
-        return self._append(name, "attention", (q, k, v), self[q].width)
+    def attention(
+        self,
+        name: str,
+        q: str,
+        k: str,
+        v: str,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+        scale: float | None = None,
+    ) -> str:
+        """Store k and v at the tokens' slots, then softmax(scale q k^T) v over the positions up to the token's own.
+
+        `scale`: None is 1 / sqrt(head_dim). `window`: only the last so many positions, the own among them. `softcap`:
+        a score s becomes softcap * tanh(s / softcap) before the softmax.
+        """
+        told = {"window": window, "softcap": softcap, "scale": scale}
+        for key, value in told.items():
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{self._name(name)}: {key} is {value}, expected more than 0")
+        return self._append(name, "attention", (q, k, v), self[q].width, attributes=told)
 
     def silu_mul(self, name: str, gate: str, up: str) -> str:
         """gate / (1 + exp(-gate)) * up"""
@@ -191,3 +232,23 @@ class Program:
     def select_rows(self, name: str, x: str) -> str:
         """Keep only the rows named by the batch's `output_rows`"""
         return self._append(name, "select_rows", (x,), self[x].width, rows="num_outputs")
+
+
+def refuse_unknown(
+    program: Program, interpreter: str, known: Mapping[str, Mapping[str, tuple[Attribute, ...]]]
+) -> None:
+    """Raises UnsupportedError for an operation whose kind, or whose attribute, an interpreter does not know.
+
+    `known` gives, for each kind, the attributes and their values; of an attribute with an empty tuple any value goes.
+    """
+    for op in program:
+        if op.kind not in known:
+            raise UnsupportedError(f"{interpreter} knows no such operation", found=f"{op.kind} ({op.name})")
+        for name, value in op.attributes:
+            values = known[op.kind].get(name)
+            if values is None or (values and value not in values):
+                raise UnsupportedError(
+                    f"{interpreter} cannot compute {op.kind} ({op.name}) with this {name}",
+                    found=repr(value),
+                    expected=" or ".join(map(repr, values)) if values else f"no {name}",
+                )

@@ -17,7 +17,7 @@ import numpy as np
 from cutaway import quant
 from cutaway.config import ModelConfig
 from cutaway.errors import KernelError
-from cutaway.forward.program import Batch, Op, Program, TopLogits
+from cutaway.forward.program import ATTRIBUTES, Batch, Op, Program, TopLogits, refuse_unknown
 from cutaway.forward.rope import rope_tables
 from cutaway.forward.taps import Taps
 
@@ -68,6 +68,7 @@ class ReferenceProgram:
     ) -> None:
         if activations not in ("f32", "int8"):
             raise KernelError("activations", found=repr(activations), expected="'f32' or 'int8'")
+        refuse_unknown(program, "the reference", {k: dict.fromkeys(ATTRIBUTES.get(k, ()), ()) for k in _KINDS})
         for name, shape in program.weight_shapes.items():
             found = weights[name].shape if name in weights else "no such weight"
             if found != shape:
@@ -141,7 +142,8 @@ class ReferenceProgram:
         q, k, v = inputs
         assert op.layer is not None
         store(kv_cache, op.layer, batch.slots, k, v, self.program.config)
-        return attention(q, kv_cache, op.layer, batch, self.program.config)
+        told = {name: op.attribute(name) for name in ("window", "softcap", "scale")}
+        return attention(q, kv_cache, op.layer, batch, self.program.config, **told)
 
     def _silu_mul(self, op: Op, inputs: list[np.ndarray], batch: Batch, kv_cache: KVArrays) -> np.ndarray:
         return silu_mul(inputs[0], inputs[1])
@@ -288,12 +290,24 @@ def keys_and_values(
     return k[:, :, :length], v[:, :length]
 
 
-def attention(q: np.ndarray, kv_cache: KVArrays, layer: int, batch: Batch, config: ModelConfig) -> np.ndarray:
+def attention(
+    q: np.ndarray,
+    kv_cache: KVArrays,
+    layer: int,
+    batch: Batch,
+    config: ModelConfig,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+) -> np.ndarray:
     """out = softmax(q k^T / sqrt(head_dim)) v, over the positions up to the token's own, for each sequence by itself.
 
     Grouped-query attention: `num_heads / num_kv_heads` neighbouring query heads read the same key/value head.
+    `scale` stands for 1 / sqrt(head_dim); `softcap` bends every score s to softcap * tanh(s / softcap); with `window`
+    a token sees only the last so many positions, its own among them.
     Shapes: q [T, num_heads * head_dim] -> [T, num_heads * head_dim].
-    Source: arXiv:1706.03762; grouped queries arXiv:2305.13245.
+    Source: arXiv:1706.03762; grouped queries arXiv:2305.13245; windows arXiv:2310.06825; soft caps arXiv:2408.00118.
     """
     out = np.empty_like(q)  # [T, num_heads * head_dim]
     for sequence, length in enumerate(batch.context_lengths):
@@ -302,9 +316,13 @@ def attention(q: np.ndarray, kv_cache: KVArrays, layer: int, batch: Batch, confi
         keys, values = keys_and_values(kv_cache, layer, table, int(length), q.dtype)
         queries = q[own].reshape(-1, config.num_kv_heads, config.group, config.head_dim)
         queries = queries.transpose(1, 2, 0, 3)  # [num_kv_heads, group, n, head_dim]
-        scores = queries @ keys[:, None] / q.dtype.type(np.sqrt(config.head_dim))  # [num_kv_heads, group, n, length]
-        future = np.arange(length) > batch.positions[own][:, None]  # [n, length]
-        mixed = softmax(np.where(future, -np.inf, scores)) @ values[:, None]  # [num_kv_heads, group, n, head_dim]
+        scores = queries @ keys[:, None]  # [num_kv_heads, group, n, length]
+        scores = scores / q.dtype.type(np.sqrt(config.head_dim)) if scale is None else scores * q.dtype.type(scale)
+        if softcap is not None:
+            scores = np.tanh(scores / q.dtype.type(softcap)) * q.dtype.type(softcap)
+        distance = batch.positions[own][:, None] - np.arange(length)  # [n, length]: 0 is the token itself
+        unseen = distance < 0 if window is None else (distance < 0) | (distance >= window)
+        mixed = softmax(np.where(unseen, -np.inf, scores)) @ values[:, None]  # [num_kv_heads, group, n, head_dim]
         out[own] = mixed.transpose(2, 0, 1, 3).reshape(-1, q.shape[1])  # [n, num_heads * head_dim]
     return out
 

@@ -86,10 +86,15 @@ def next_tokens(result: Trace, language: Language = "en") -> Table:
 
 
 def _together(rows: Sequence[OperationRow], all_layers: bool) -> list[tuple[str, list[OperationRow]]]:
-    """Rows under one name: alike operations of all layers as `layers.*.attn.q`, unless told apart."""
+    """Rows under one name: alike operations of all layers as `layers.*.attn.q`, unless told apart.
+
+    What an operation is told stands behind its name, and layers told different things have rows of their own.
+    """
     groups: dict[str, list[OperationRow]] = {}
     for row in rows:
-        groups.setdefault(row.name if all_layers else _LAYER.sub("*", row.name), []).append(row)
+        told = ", ".join(f"{key}={value}" for key, value in row.attributes)
+        name = row.name if all_layers else _LAYER.sub("*", row.name)
+        groups.setdefault(f"{name} ({told})" if told else name, []).append(row)
     return list(groups.items())
 
 

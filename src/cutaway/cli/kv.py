@@ -18,11 +18,17 @@ kv = typer.Typer(help="The KV cache: planned, switched off, shrunk.", no_args_is
 PROMPT = "Explain what a Transformer is."
 
 
-def numbers(text: str, what: str) -> tuple[int, ...]:
+def numbers(text: str, what: str, least: int = 2) -> tuple[int, ...]:
+    """Whole numbers with commas between them, each at least `least`; anything else is wrong usage."""
     try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
+        found = tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise typer.BadParameter(f"--{what} takes whole numbers and commas, such as 64,128,256") from None
+        found = ()
+    if not found or min(found) < least:
+        raise typer.BadParameter(
+            f"--{what} takes whole numbers from {least} on and commas, such as 64,128,256, not {text!r}"
+        )
+    return found
 
 
 @kv.command("plan")
@@ -115,10 +121,16 @@ def quality(
 def _pairs(types: str | None) -> list[tuple[str, str]] | None:
     if types is None:
         return None
+    from cutaway.engine.kv_cache import KV_TYPES
+    from cutaway.errors import RequestError
+
     pairs = []
     for part in types.split(","):
         k_type, slash, v_type = part.strip().partition("/")
         pairs.append((k_type, v_type if slash else k_type))
+        for one in pairs[-1]:
+            if one not in KV_TYPES:
+                raise RequestError("no such KV cache type", found=repr(one), expected=", ".join(KV_TYPES), param="types")
     return pairs
 
 

@@ -66,8 +66,12 @@ class OutputOptions:
 
         Raises: RequestError for a form, a language or a folder that will not do.
         """
+        from cutaway.render import check_format
+
         if self.form == "png" and self.output is None:
             raise RequestError("a PNG is written to a file", hint="-o FILE.png", param="output")
+        if self.form is not None:
+            check_format(self.form)
         _ = self.language
         if self.output is not None and not self.output.expanduser().resolve().parent.is_dir():
             raise RequestError("no such folder", found=str(self.output.parent), param="output")

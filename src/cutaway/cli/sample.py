@@ -38,6 +38,10 @@ def sample(
 ) -> None:
     """How each token was chosen: candidates through every stage of the chain, the draw, greedy beside sampled."""
     output.check()
+    chosen = None if temperatures is None else _numbers(temperatures)
+    rules = None if dialects is None else _dialect_names(dialects)
+    _at_least("continuations", continuations, 1)
+    _at_least("steps", steps, 0)
     text = read_prompt(prompt)
     from cutaway.cli.answer import sampling_params
     from cutaway.cli.loading import open_model
@@ -51,36 +55,66 @@ def sample(
     say("sampling")
     document: Document
     result: Any
-    if temperatures is not None:
-        document, result = _temperatures(llm, ids, params, temperatures, continuations, output)
-    elif dialects is not None:
-        document, result = _dialects(llm, ids, params, dialects, output)
+    if chosen is not None:
+        document, result = _temperatures(llm, ids, params, chosen, continuations, output)
+    elif rules is not None:
+        document, result = _dialects(llm, ids, params, rules, output)
     else:
         document, result = _steps(llm, ids, params, settings, steps, output)
     say("")
     deliver(document, result, output)
 
 
-def _temperatures(llm: Any, ids: Any, params: Any, values: str, count: int, output: OutputOptions) -> tuple[Any, Any]:
+def _numbers(values: str) -> list[float]:
+    """The temperatures, judged as a request would judge each, before a model is loaded for them."""
+    from cutaway.engine.sampling import SamplingParams
+
+    try:
+        chosen = [float(value) for value in values.split(",") if value.strip()]
+    except ValueError:
+        chosen = []
+    if not chosen:
+        raise typer.BadParameter(f"--temperatures takes numbers and commas, such as 0.3,0.7,1.5, not {values!r}")
+    for value in chosen:
+        SamplingParams(temperature=value)
+    return chosen
+
+
+def _dialect_names(names: str) -> list[str]:
+    from cutaway.engine.dialects import DIALECTS
+    from cutaway.engine.sampling import SamplingParams
+
+    chosen = list(DIALECTS) if names == "all" else [name.strip() for name in names.split(",") if name.strip()]
+    if not chosen:
+        raise typer.BadParameter(f"--dialects takes `all` or names of {', '.join(DIALECTS)}, not {names!r}")
+    for name in chosen:
+        SamplingParams(dialect=name)
+    return chosen
+
+
+def _at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise typer.BadParameter(f"--{name} is at least {least}, not {value}")
+
+
+def _temperatures(
+    llm: Any, ids: Any, params: Any, chosen: list[float], count: int, output: OutputOptions
+) -> tuple[Any, Any]:
     from dataclasses import replace
 
     from cutaway.experiments.sampler import temperatures
     from cutaway.render.views.sampler import temperatures as view
 
-    try:
-        chosen = [float(value) for value in values.split(",") if value.strip()]
-    except ValueError:
-        raise typer.BadParameter("--temperatures takes numbers and commas, such as 0.3,0.7,1.5") from None
     params = replace(params, max_tokens=params.max_tokens or CONTINUATION)
     result = temperatures(llm, ids, chosen, params, count)
     return view(result, output.language), result
 
 
-def _dialects(llm: Any, ids: Any, params: Any, names: str, output: OutputOptions) -> tuple[Any, Any]:
+def _dialects(llm: Any, ids: Any, params: Any, names: list[str], output: OutputOptions) -> tuple[Any, Any]:
     from cutaway.experiments.sampler import dialects
     from cutaway.render.views.sampler import dialects as view
 
-    result = dialects(llm, ids, params, None if names == "all" else [name.strip() for name in names.split(",")])
+    result = dialects(llm, ids, params, names)
     return view(result, output.language), result
 
 

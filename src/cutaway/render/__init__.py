@@ -9,13 +9,14 @@ Read next: `document.py`.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from cutaway.errors import RequestError
 from cutaway.render.document import Document
 
-__all__ = ["FORMATS", "format_of", "render", "save"]
+__all__ = ["FORMATS", "check_format", "format_of", "render", "save"]
 
 FORMATS = {"html": ".html", "md": ".md", "json": ".json", "png": ".png", "terminal": ".txt"}
 
@@ -27,6 +28,15 @@ def format_of(path: str | Path) -> str:
         if suffix == own or (suffix == ".htm" and name == "html"):
             return name
     raise RequestError(f"no output format for {Path(path).name}", expected=" ".join(FORMATS.values()), param="output")
+
+
+def check_format(to: str) -> None:
+    """Whether this installation can make the format `to`, found out before the work whose result it is for.
+
+    Raises: RequestError where a library is missing.
+    """
+    if to == "png" and find_spec("matplotlib") is None:
+        raise RequestError("a PNG needs matplotlib", hint="pip install 'cutaway[plot]'", param="output")
 
 
 def render(document: Document, to: str = "terminal", *, data: Any = None, width: int = 80, colour: bool = False) -> str:

@@ -10,8 +10,9 @@ import math
 from typing import Any
 
 from cutaway.errors import RequestError
+from cutaway.render import check_format
 from cutaway.render.document import BarPlot, Document, HeatMap, LinePlot
-from cutaway.render.numbers import number, span
+from cutaway.render.numbers import Axis, number, span, whole_numbers
 from cutaway.render.palette import SERIES_LIGHT
 from cutaway.render.plain import shorten, visible
 
@@ -41,13 +42,24 @@ def _line(axes: Any, plot: LinePlot, formatter: Any) -> None:
     axes.set_yscale("log" if plot.y_log and positive else "linear")
     axes.set_xlabel(_unit(plot.x_title, plot.x_unit))
     axes.set_ylabel(_unit(plot.y_title, plot.y_unit))
-    if plot.y_from_zero and not plot.y_log:
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    for axis, format in ((axes.xaxis, plot.x_format), (axes.yaxis, plot.y_format)):
-        axis.set_major_formatter(formatter(lambda value, _, format=format: number(float(f"{value:.6g}"), format)))
+    xs = [x for series in plot.series for x in series.x]
+    ys = [y for series in plot.series for y in series.y] + [reference.value for reference in plot.references]
+    y_log = axes.get_yscale() == "log"
+    across = Axis.over(*span(xs, plot.x_log), plot.x_log, 8, plot.x_format, whole=whole_numbers(xs))
+    up = Axis.over(*span(ys, y_log, plot.y_from_zero), y_log, 5, plot.y_format)
+    _ticks(axes.xaxis, across, plot.x_format, formatter)
+    _ticks(axes.yaxis, up, plot.y_format, formatter)
+    axes.set_ylim(up.low, up.high)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     if len(plot.series) > 1 or plot.references:
         axes.legend(frameon=False, fontsize=9)
+
+
+def _ticks(axis: Any, own: Axis, format: str, formatter: Any) -> None:
+    """The ticks of the page's axes: round ones, in the unit that is shown."""
+    axis.set_ticks(own.ticks)
+    axis.set_ticks([], minor=True)
+    axis.set_major_formatter(formatter(lambda value, _: number(float(f"{value:.6g}"), format)))
 
 
 def _bars(axes: Any, plot: BarPlot, formatter: Any) -> None:
@@ -68,14 +80,17 @@ def _bars(axes: Any, plot: BarPlot, formatter: Any) -> None:
     axes.set_yticks(list(places), [shorten(visible(c), 40) for c in plot.categories])
     axes.invert_yaxis()
     axes.set_xscale("log" if plot.log else "linear")
-    axes.xaxis.set_major_formatter(formatter(lambda value, _: number(float(f"{value:.6g}"), plot.format)))
+    ends = starts if plot.stacked else [v for series in plot.series for v in series.y]
+    low, high = span([*ends, *(reference.value for reference in plot.references)], plot.log, zero=True)
+    along = Axis.over(low / 10 if plot.log else low, high, plot.log, 6, plot.format)
+    _ticks(axes.xaxis, along, plot.format, formatter)
+    axes.set_xlim(along.low, along.high * 3 if plot.log else along.high + 0.12 * (along.high - along.low))
     axes.set_xlabel(_unit(plot.value_title, plot.unit))
-    axes.margins(x=0.12)
     if count > 1 or plot.references:
         axes.legend(frameon=False, fontsize=9)
 
 
-def _heat(figure: Any, axes: Any, plot: HeatMap) -> None:
+def _heat(figure: Any, axes: Any, plot: HeatMap, formatter: Any) -> None:
     from matplotlib.colors import LogNorm, Normalize
 
     first = 1 if plot.can_hide_first and len(plot.columns) > 1 else 0
@@ -91,7 +106,9 @@ def _heat(figure: Any, axes: Any, plot: HeatMap) -> None:
     axes.set_yticks(range(len(plot.rows)), [shorten(visible(r), 18) for r in plot.rows], fontsize=7)
     axes.set_xlabel(plot.column_title + (f" (without {visible(plot.columns[0])})" if first else ""))
     axes.set_ylabel(plot.row_title)
-    figure.colorbar(image, ax=axes, label=plot.value_title)
+    bar = figure.colorbar(image, ax=axes, label=plot.value_title)
+    _ticks(bar.ax.yaxis, Axis.over(low, high, plot.scale == "log", 5, plot.format), plot.format, formatter)
+    bar.ax.set_ylim(low, high)
 
 
 def _bar_count(plot: BarPlot) -> int:
@@ -106,14 +123,13 @@ def png(document: Document) -> bytes:
     plots = [b for b in document.blocks if isinstance(b, (LinePlot, BarPlot, HeatMap))]
     if not plots:
         raise RequestError("this result has no plot, so it has no PNG", expected=".html, .md or .json", param="output")
-    try:
-        import matplotlib
-        from matplotlib import font_manager
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter
-    except ImportError as error:
-        raise RequestError("a PNG needs matplotlib", hint="pip install 'cutaway[plot]'", param="output") from error
+    check_format("png")
+    import matplotlib
+    from matplotlib import font_manager
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
     heights = [
         4.0 if isinstance(p, LinePlot) else 1.4 + 0.3 * (len(p.rows) if isinstance(p, HeatMap) else _bar_count(p))
         for p in plots
@@ -132,7 +148,7 @@ def png(document: Document) -> bytes:
             elif isinstance(plot, BarPlot):
                 _bars(axes, plot, FuncFormatter)
             else:
-                _heat(figure, axes, plot)
+                _heat(figure, axes, plot, FuncFormatter)
             axes.set_title(plot.title, fontsize=11, loc="left")
         out = io.BytesIO()
         canvas.print_png(out)

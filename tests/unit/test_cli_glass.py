@@ -12,6 +12,7 @@ from click.testing import Result
 from glass_llm import HEAD_32, GlassLLM
 from typer.testing import CliRunner
 
+from cutaway import render
 from cutaway.cli import application, loading
 
 Run = Callable[..., Result]
@@ -114,3 +115,38 @@ def test_a_fault_is_one_line_and_status_1(run: Run, arguments: list[str], compla
 @pytest.mark.parametrize("arguments", [["kv", "bench", "a", "--lengths", "x"], ["sample", "a", "--temperatures", "x"]])
 def test_wrong_usage_is_status_2(run: Run, arguments: list[str]) -> None:
     assert run(*arguments).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "complaint"),
+    [
+        (["sample", "a", "--temperatures", "0.3,x"], 2, "0.3,x"),
+        (["sample", "a", "--temperatures", "0.3,-1"], 1, "temperature"),
+        (["sample", "a", "--temperatures", ","], 2, "temperatures"),
+        (["sample", "a", "--dialects", "hf,ollama"], 1, "ollama"),
+        (["sample", "a", "--continuations", "0"], 2, "continuations"),
+        (["kv", "quality", "--prompt", "a", "--types", "f16,q4_0"], 1, "q4_0"),
+        (["kv", "bench", "a", "--lengths", "64,1"], 1, "lengths"),
+        (["report", "a", "--lengths", "64,1"], 1, "lengths"),
+        (["report", "a", "--lengths", ","], 1, "lengths"),
+    ],
+)
+def test_what_cannot_be_is_said_before_a_model_is_loaded(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], status: int, complaint: str
+) -> None:
+    monkeypatch.setattr(loading, "open_model", lambda options: pytest.fail("a model was loaded"))
+    done = run(*arguments)
+    assert done.exit_code == status
+    assert complaint in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["trace", "sample", "kv plan", "kv bench", "compare", "score", "report", "profile"])
+def test_a_png_without_matplotlib_is_refused_before_the_work(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str
+) -> None:
+    monkeypatch.setattr(render, "find_spec", lambda name: None)
+    monkeypatch.setattr(loading, "open_model", lambda options: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("cutaway.cli.conditions.open_sides", lambda *a: pytest.fail("a model was loaded"))
+    done = run(*verb.split(), *([] if verb in ("kv plan", "profile") else ["a"]), "-o", str(tmp_path / "x.png"))
+    assert done.exit_code == 1
+    assert "matplotlib" in done.stderr

@@ -15,8 +15,9 @@ from rich.cells import cell_len
 
 from cutaway.errors import RequestError
 from cutaway.render import format_of, render, save
-from cutaway.render.document import Code, Column, Document, LinePlot, Series, Table, Text
+from cutaway.render.document import BarPlot, Code, Column, Document, HeatMap, LinePlot, Series, Table, Text
 from cutaway.render.json import script_json, to_json
+from cutaway.render.png import png
 
 # -- terminal ---------------------------------------------------------------------------------------------------------
 
@@ -147,6 +148,32 @@ def test_png_holds_all_plots_and_no_text_is_read_as_mathematics(tmp_path: Path) 
     width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
     assert width == 1200
     assert height > 4000
+
+
+def test_a_png_s_ticks_are_round_and_read_as_the_page_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figures = []
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda canvas, out: figures.append(canvas.figure))
+    mib = 2.0**20
+    plots = [
+        BarPlot("m", "memory", ["a", "b"], [Series("s", [100 * mib, 1300 * mib])], format="bytes"),
+        HeatMap("h", "r", "c", "v", ["a"], ["b", "c"], [[1e-4, 1.0]], scale="log", low=1e-4, high=1.0),
+    ]
+    png(Document("t", plots))
+    figures[0].canvas.draw()
+    bars, _, scale = figures[0].axes
+    assert [t.get_text() for t in bars.get_xticklabels()] == [
+        "0 B",
+        "256 MiB",
+        "512 MiB",
+        "768 MiB",
+        "1 GiB",
+        "1.25 GiB",
+        "1.5 GiB",
+    ]
+    assert [t.get_text() for t in scale.get_yticklabels() if t.get_text()] == ["0.0001", "0.001", "0.01", "0.1", "1"]
 
 
 def test_a_result_without_plots_has_no_png(tmp_path: Path) -> None:

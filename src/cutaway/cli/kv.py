@@ -19,15 +19,15 @@ PROMPT = "Explain what a Transformer is."
 
 
 def numbers(text: str, what: str, least: int = 2) -> tuple[int, ...]:
-    """Whole numbers with commas between them, each at least `least`; anything else is wrong usage."""
+    """Whole numbers with commas between them, each at least `least`."""
+    from cutaway.errors import RequestError
+
     try:
         found = tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
-        found = ()
+        raise typer.BadParameter(f"--{what} takes whole numbers and commas, such as 64,128,256") from None
     if not found or min(found) < least:
-        raise typer.BadParameter(
-            f"--{what} takes whole numbers from {least} on and commas, such as 64,128,256, not {text!r}"
-        )
+        raise RequestError(f"{what} are not valid", found=repr(text), expected=f"each at least {least}", param=what)
     return found
 
 
@@ -130,7 +130,9 @@ def _pairs(types: str | None) -> list[tuple[str, str]] | None:
         pairs.append((k_type, v_type if slash else k_type))
         for one in pairs[-1]:
             if one not in KV_TYPES:
-                raise RequestError("no such KV cache type", found=repr(one), expected=", ".join(KV_TYPES), param="types")
+                raise RequestError(
+                    "no such KV cache type", found=repr(one), expected=", ".join(KV_TYPES), param="types"
+                )
     return pairs
 
 

@@ -59,7 +59,7 @@ def _ticks(axis: Any, own: Axis, format: str, formatter: Any) -> None:
     """The ticks of the page's axes: round ones, in the unit that is shown."""
     axis.set_ticks(own.ticks)
     axis.set_ticks([], minor=True)
-    axis.set_major_formatter(formatter(lambda value, _: number(float(f"{value:.6g}"), format)))
+    axis.set_major_formatter(formatter(lambda value, _: number(value, format)))
 
 
 def _bars(axes: Any, plot: BarPlot, formatter: Any) -> None:

@@ -17,6 +17,9 @@ This room knows nothing of any other. Read next: `config.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 __all__ = [
     "ContextLengthError",
     "CutawayError",
@@ -27,6 +30,7 @@ __all__ = [
     "RequestError",
     "TemplateError",
     "UnsupportedError",
+    "reading",
 ]
 
 
@@ -87,3 +91,14 @@ class TemplateError(RequestError):
 
 class KernelError(CutawayError):
     """A kernel was called with arguments it cannot compute."""
+
+
+@contextmanager
+def reading(what: object) -> Iterator[None]:
+    """While `what` is read: the system's refusals (no permission, a bad disk, no memory) become a LoadError."""
+    try:
+        yield
+    except OSError as error:
+        raise LoadError(f"{what} could not be read", found=error.strerror or str(error)) from None
+    except MemoryError:
+        raise LoadError(f"{what} could not be read", found="not enough memory") from None

@@ -1,9 +1,13 @@
 """files/checkpoint.py: the same model from a GGUF file and from a Hugging Face folder, and what is refused."""
 
+import errno
 import json
 import math
+import mmap
+import os
 import struct
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -343,7 +347,13 @@ def test_frequency_factors_of_a_gguf_file(tmp_path):
         ({"model_type": "qwen2_moe"}, "qwen2_moe"),
         ({"model_type": "mistral"}, "mistral"),
         ({"hidden_act": "gelu"}, "hidden_act is not implemented: found 'gelu'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, r"found AWQ \(4 bits\)"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, r"found GPTQ \(8 bits\)"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "found FP8"),
+        ({"quantization_config": {"load_in_4bit": True}}, "found bitsandbytes"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "found hqq"),
+        ({"quantization_config": {"quant_method": 5}}, "an unnamed method"),
+        ({"quantization_config": "fp8"}, "an object"),
         ({"use_sliding_window": True, "sliding_window": 512}, "sliding_window in use is not implemented: found 512"),
         ({"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 0}, "sliding_window"),
         ({"layer_types": ["sliding_attention"]}, "layer_types: found 'sliding_attention'"),
@@ -532,6 +542,81 @@ def test_shards(tmp_path):
         read({**weight_map, names[0]: "model-9.safetensors"})
 
 
+@pytest.mark.parametrize(("file", "named"), [("quantize_config.json", "GPTQ"), ("quant_config.json", "AWQ")])
+def test_older_quantised_folders_are_named(tmp_path, file, named):
+    folder = write_folder(tmp_path / "m", settings(), hf_weights(SMALL))
+    (folder / file).write_text(json.dumps({"w_bit" if named == "AWQ" else "bits": 4}))
+    with pytest.raises(UnsupportedError, match=rf"{file}: quantised weights.* found {named} \(4 bits\)"):
+        load(folder)
+
+
+def test_a_single_file_beside_an_index_of_others_is_refused(tmp_path):
+    """Each alone opens; together, nobody but their author knows which is the model."""
+    folder = write_folder(tmp_path / "m", settings(), hf_weights(SMALL))
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    shard = folder / "model-00001-of-00001.safetensors"
+    other = random_weights(decoder(SMALL), seed=1)
+    write_safetensors(shard, hf_weights(SMALL, seed=1))
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(hf_weights(SMALL), shard.name)}))
+    for path in (folder, single, shard):
+        with pytest.raises(
+            FormatError, match=r"holds model\.safetensors and model\.safetensors\.index\.json, which names"
+        ):
+            load(path)
+    kept = single.rename(tmp_path / "kept")
+    assert same_weights(load(folder).weights, other)
+    kept.rename(single)
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(hf_weights(SMALL), single.name)}))
+    assert same_weights(load(folder).weights, random_weights(decoder(SMALL)))
+
+
+def test_a_file_of_weights_that_its_folder_does_not_use_is_refused(tmp_path):
+    folder = write_folder(tmp_path / "m", settings(), hf_weights(SMALL))
+    write_safetensors(folder / "other.safetensors", hf_weights(SMALL))
+    with pytest.raises(UnsupportedError, match=r"other\.safetensors is not among the weights of its folder"):
+        load(folder / "other.safetensors")
+    assert load(folder / "model.safetensors").path == folder
+    named = (tmp_path / "m").rename(tmp_path / "m.safetensors")
+    assert load(named).path == named
+
+
+def test_what_the_system_refuses_is_one_line(tmp_path, monkeypatch):
+    folder = write_folder(tmp_path / "m", settings(), hf_weights(SMALL))
+    index = {"weight_map": dict.fromkeys(hf_weights(SMALL), "x" * 300 + ".safetensors")}
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(LoadError, match="m could not be read: found File name too long"):
+        load(folder)
+    gguf = tmp_path / "x.gguf"
+    gguf.write_bytes(model_bytes(SMALL, random_weights(decoder(SMALL))))
+    for error, found in (
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory"),
+        (PermissionError(errno.EACCES, "Permission denied"), "Permission denied"),
+        (MemoryError(), "not enough memory"),
+    ):
+        monkeypatch.setattr(mmap, "mmap", Mock(side_effect=error))
+        with pytest.raises(LoadError, match=f"could not be read: found {found}"):
+            load(gguf)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors", "chat_template.jinja"])
+def test_a_pipe_or_a_device_in_the_place_of_a_file_is_not_opened(tmp_path, name):
+    """A FIFO would wait for its writer for ever, /dev/zero never end."""
+    folder = write_folder(tmp_path / "m", settings(), hf_weights(SMALL))
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    if name in ("config.json", "model.safetensors"):
+        with pytest.raises(NotFoundError, match=r"not a Hugging Face folder|holds no weights"):
+            load(folder)
+    else:
+        assert load(folder).chat_template is None
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for path in (tmp_path / "pipe.gguf", "/dev/zero", "/dev/null", "/dev/stdin"):
+        with pytest.raises(NotFoundError, match="is not a file"):
+            load(path)
+
+
 def test_folders_that_hold_no_model(tmp_path):
     with pytest.raises(NotFoundError, match="does not exist"):
         load(tmp_path / "nothing")
@@ -539,7 +624,7 @@ def test_folders_that_hold_no_model(tmp_path):
     with pytest.raises(NotFoundError, match=r"config\.json in it.*some\.gguf"):
         load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(settings()))
-    with pytest.raises(NotFoundError, match="holds no weights"):
+    with pytest.raises(NotFoundError, match=r"holds no weights.*name one of its GGUF files: some\.gguf"):
         load(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(UnsupportedError, match=r"pickled weights \(pytorch_model\.bin\), which are never opened"):

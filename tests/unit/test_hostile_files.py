@@ -74,6 +74,7 @@ HOSTILE_GGUF = {
     "nested arrays": (header(0, 1) + kv("k", nested), ["k is an array of arrays"]),
     "array element type": (header(0, 1) + kv("k", array(77, 1)), ["element type of k", "77"]),
     "value type": (header(0, 1) + kv("k", struct.pack("<II", 13, 0)), ["type of k", "13"]),
+    "many keys": (header(0, 70_000) + b"".join(kv(f"k{i}", u32(1)) for i in range(70_000)), ["at most 65536"]),
     "empty key": (header(0, 1) + kv("", u32(1)), ["key is empty"]),
     "key twice": (header(0, 2) + kv("key", u32(1)) * 2, ["key key comes twice"]),
     "key not UTF-8": (header(0, 1) + kv(b"\xff\xfe", u32(1)), ["UTF-8"]),
@@ -111,11 +112,63 @@ HOSTILE_GGUF = {
 @pytest.mark.parametrize("fault", sorted(HOSTILE_GGUF))
 def test_hostile_gguf(tmp_path, fault):
     data, words = HOSTILE_GGUF[fault]
-    assert len(data) < (130_000 if fault == "nested arrays" else 400)
+    assert len(data) < {"nested arrays": 130_000, "many keys": 2_000_000}.get(fault, 400)
     path = tmp_path / "x.gguf"
     path.write_bytes(data)
     with refused("x.gguf", *words):
         read_gguf(path)
+    with refused("x.gguf", *words):
+        load(path)
+
+
+@pytest.mark.parametrize("left", range(24))
+def test_a_string_array_that_ends_where_the_file_does(tmp_path, left):
+    """Whatever the number of bytes after the last length that could be read."""
+    for strings in (1, 2, 3, 300):
+        data = header(0, 1) + kv("k", array(STRING, strings + 1, string("abc") * strings + bytes(left)))
+        (tmp_path / "x.gguf").write_bytes(data)
+        if left >= 8:
+            assert list(read_gguf(tmp_path / "x.gguf").metadata["k"]) == ["abc"] * strings + [""]
+        else:
+            with refused("x.gguf", kind=FormatError):
+                read_gguf(tmp_path / "x.gguf")
+
+
+GGUF_SETTINGS = {
+    "rope base below 1": ({"qwen2.rope.freq_base": 0.5}, ["rope base", "0.5"]),
+    "rope base NaN": ({"qwen2.rope.freq_base": float("nan")}, ["rope.freq_base", "nan"]),
+    "rope base infinite": ({"qwen2.rope.freq_base": float("inf")}, ["rope.freq_base", "inf"]),
+    "yarn with base 1": (
+        {"qwen2.rope.freq_base": 1.0, "qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 4.0},
+        ["rope base"],
+    ),
+    "yarn past all contexts": (
+        {"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 1e11},
+        ["context", "2**31"],
+    ),
+    "linear factor 0": (
+        {"qwen2.rope.scaling.type": "linear", "qwen2.rope.scaling.factor": 1e-20},
+        ["rope scaling factor"],
+    ),
+    "heads of 2**31": ({"qwen2.attention.head_count": 2**31}, ["attention.head_count", str(2**31)]),
+    "layers of 2**31 - 1": ({"qwen2.block_count": 2**31 - 1}, ["tensor blk.2.attn_norm.weight is missing"]),
+    "widths whose product is 2**60": (
+        {"qwen2.attention.head_count": 2**30, "qwen2.attention.key_length": 2**30},
+        ["attention.value_length"],
+    ),
+    "a list for a number": ({"qwen2.embedding_length": [64, 64]}, ["embedding_length"]),
+    "a text for a number": ({"qwen2.embedding_length": "64"}, ["embedding_length", "'64'"]),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(GGUF_SETTINGS))
+def test_hostile_settings_in_gguf(tmp_path, fault):
+    change, words = GGUF_SETTINGS[fault]
+    path = tmp_path / "x.gguf"
+    weights = random_weights(decoder(TINY))
+    path.write_bytes(model_bytes(TINY, weights))
+    load(path)
+    path.write_bytes(model_bytes(TINY, weights, **change))
     with refused("x.gguf", *words):
         load(path)
 
@@ -189,6 +242,11 @@ BAD_SAFETENSORS = {
     "entry a number": (safetensors_bytes({"a": 5}), ["tensor a"]),
     "header a list": (safetensors_bytes(b"{]" + b" " * 30), ["JSON"]),
     "header not UTF-8": (safetensors_bytes(b'{"\xff": 1}'), ["JSON"]),
+    "the same name twice": (
+        safetensors_bytes(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{}}', bytes(4)),
+        ["'a' twice"],
+    ),
+    "header of many lists": (safetensors_bytes(b'{"a":[' + b"[]," * 600_000 + b"[]]}"), ["objects and items"]),
     "header nested": (safetensors_bytes(b'{"a":' + b"[" * 100_000), ["JSON"]),
     "header a long number": (safetensors_bytes(b'{"a":' + b"9" * 100_000 + b"}"), ["JSON"]),
 }
@@ -279,6 +337,29 @@ CONFIG = {
         ({"rms_norm_eps": float("nan")}, ["rms_norm_eps", "nan"]),
         ({"rms_norm_eps": 1e400}, ["rms_norm_eps", "inf"]),
         ({"rope_theta": -1}, ["rope_theta"]),
+        ({"rope_theta": 0.5}, ["rope base", "0.5"]),
+        ({"rope_theta": float("nan")}, ["rope_theta", "nan"]),
+        ({"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 4}}, ["rope base", "found 1"]),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 0.1}}, ["rope base", "0.1"]),
+        ({"rope_scaling": {"type": "yarn", "factor": 1e11}}, ["context", "2**31"]),
+        ({"rope_scaling": {"type": "yarn", "factor": 4, "beta_slow": 5e-324}}, ["beta_slow"]),
+        ({"rope_scaling": {"type": "linear", "factor": 1e-20}}, ["rope scaling factor", "1e-20"]),
+        ({"rms_norm_eps": 1e-310}, ["rms_norm_eps", "1e-310"]),
+        ({"layer_types": []}, ["layer_types", "2 kinds"]),
+        ({"layer_types": ["full_attention"]}, ["layer_types", "2 kinds"]),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types", "sliding_attention"]),
+        ({"layer_types": ["full_attention", [[]] * 99]}, ["layer_types", "..."]),
+        ({"layer_types": {"0": "full_attention"}}, ["layer_types"]),
+        ({"hidden_size": 10**4000}, ["hidden_size", "..."]),
+        ({"eos_token_id": 10**4000}, ["eos_token_id", "..."]),
+        ({"eos_token_id": [1, 2.5]}, ["eos_token_id", "2.5"]),
+        ({"hidden_size": 2**30, "num_attention_heads": 2**30, "head_dim": 2**30}, ["tensor"]),
+        (b'{"a": ' + b"[" * 200_000, ["config.json", "JSON"]),
+        (b'{"a": ' + b"[" * 40 + b"]" * 40 + b"}", ["config.json", "nests too deeply"]),
+        (b'{"a": ' * 40 + b"1" + b"}" * 40, ["config.json", "nests too deeply"]),
+        (b'{"a": [' + b"[]," * 600_000 + b"[]]}", ["config.json", "objects and items"]),
+        (b'{"hidden_size": 64, "hidden_size": 128}', ["config.json", "'hidden_size' twice"]),
+        (b'{"a": {"b": 1, "b": 1}}', ["config.json", "'b' twice"]),
         ({"rope_scaling": {"type": "yarn", "factor": 1e308}}, ["factor", "1e+308"]),
         ({"rope_scaling": [1]}, ["rope_scaling", "an object"]),
         ({"tie_word_embeddings": "yes"}, ["tie_word_embeddings", "true or false"]),

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.config import ModelConfig
-from cutaway.errors import NotFoundError
+from cutaway.errors import NotFoundError, UnsupportedError, reading
 from cutaway.files import gguf_model
 from cutaway.files.gguf import read_gguf
 from cutaway.files.hf_model import Folder
+from cutaway.files.safetensors import find_safetensors
 from cutaway.quant import Weight
 from cutaway.text.tokenizer import Vocabulary
 
@@ -66,14 +67,25 @@ class Checkpoint:
 def load(path: str | Path) -> Checkpoint:
     """Read a model from a .gguf file (any part of a split one) or a Hugging Face folder (or the weights inside it).
 
-    Raises: NotFoundError, FormatError (damaged or hostile), UnsupportedError (asks for what is not implemented).
+    A folder is read as a Hugging Face folder whatever else lies in it; a GGUF file there is opened by its own name.
+
+    Raises: NotFoundError, FormatError (damaged or hostile), UnsupportedError (asks for what is not implemented),
+    LoadError (the system does not let it be read, or has not the memory).
     """
     path = Path(path)
     if not os.path.exists(path):  # os.path: never raises, whatever the name
         raise NotFoundError(f"{path} does not exist", expected="a .gguf file or a Hugging Face folder")
-    if path.suffix == ".safetensors":
-        path = path.parent
-    return _from_folder(path) if path.is_dir() else _from_gguf(path)
+    with reading(path):
+        if path.is_dir():
+            return _from_folder(path)
+        if path.suffix != ".safetensors":
+            return _from_gguf(path)
+        _check_folder(path.parent)
+        if path not in find_safetensors(path.parent):
+            raise UnsupportedError(
+                f"{path} is not among the weights of its folder", hint="name the folder, to use those"
+            )
+        return _from_folder(path.parent)
 
 
 def _from_gguf(path: Path) -> Checkpoint:
@@ -96,12 +108,10 @@ def _from_gguf(path: Path) -> Checkpoint:
 
 
 def _from_folder(path: Path) -> Checkpoint:
-    if not (path / "config.json").is_file():
-        ggufs = sorted(file.name for file in path.glob("*.gguf"))
-        hint = f"name one of its GGUF files: {', '.join(ggufs[:5])}" if ggufs else None
-        raise NotFoundError(f"{path} is not a Hugging Face folder", expected="config.json in it", hint=hint)
+    _check_folder(path)
     folder = Folder(path)
-    config, weights, files = folder.read_weights(folder.read_config())
+    eos_ids, config = folder.read_eos_ids(), folder.read_config()
+    config, weights, files = folder.read_weights(config)
     return Checkpoint(
         name=_folder_name(path),
         path=path,
@@ -110,10 +120,17 @@ def _from_folder(path: Path) -> Checkpoint:
         weights=weights,
         vocabulary=folder.read_vocabulary(),
         chat_template=folder.read_chat_template(),
-        eos_ids=folder.read_eos_ids(),
+        eos_ids=eos_ids,
         generation=folder.generation.values,
         metadata=folder.config.values,
     )
+
+
+def _check_folder(path: Path) -> None:
+    if not (path / "config.json").is_file():
+        ggufs = sorted(file.name for file in path.glob("*.gguf"))
+        hint = f"name one of its GGUF files: {', '.join(ggufs[:5])}" if ggufs else None
+        raise NotFoundError(f"{path} is not a Hugging Face folder", expected="config.json in it", hint=hint)
 
 
 def _folder_name(path: Path) -> str:

@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cutaway.errors import FormatError, UnsupportedError
+from cutaway.errors import FormatError, NotFoundError, UnsupportedError
 
-__all__ = ["Fields", "parse_json", "read_json", "read_text"]
+__all__ = ["Fields", "parse_json", "read_json", "read_text", "shown"]
 
 MAX_TEXT_BYTES = 64 << 20
+MAX_JSON_BYTES = 16 << 20  # the longest index of shards in use is some 10 MB
+MAX_JSON_ITEMS = 1 << 19  # objects, lists and what is between commas: what a text costs as Python objects
+MAX_JSON_DEPTH = 32
 
 
 class Fields:
@@ -33,11 +36,11 @@ class Fields:
             raise self.error(key, value, "a whole number of at least 1")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A number above 0 and below 1e12 (no rule of an architecture needs more)."""
+    def number(self, key: str, default: float | None = None, least: float = 1e-30) -> float:
+        """A number from `least` up to 1e12: no rule of an architecture needs more, and float32 can divide by it."""
         value = self._value(key, default)
-        if type(value) not in (int, float) or not 0 < value < 1e12:
-            raise self.error(key, value, "a number between 0 and 1e12")
+        if type(value) not in (int, float) or not least <= value < 1e12:
+            raise self.error(key, value, f"a number between {least:g} and 1e12")
         return float(value)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
@@ -63,10 +66,10 @@ class Fields:
         """Refuse a setting whose value is not one of those that change nothing (null never does)."""
         value = self.get(key)
         if value is not None and not any(type(value) is type(h) and value == h for h in harmless):
-            raise UnsupportedError(f"{self.path}: {self.prefix}{key} {why}", found=_shown(value))
+            raise UnsupportedError(f"{self.path}: {self.prefix}{key} {why}", found=shown(value))
 
     def error(self, key: str, found: object, expected: str) -> FormatError:
-        return FormatError(f"{self.path}: {self.prefix}{key}", found=_shown(found), expected=expected)
+        return FormatError(f"{self.path}: {self.prefix}{key}", found=shown(found), expected=expected)
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.get(key)
@@ -77,13 +80,16 @@ class Fields:
         return value
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value from a file as an error line shows it: short."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def read_text(path: Path) -> str:
-    """A small UTF-8 file. Raises FormatError for anything else."""
+    """A small UTF-8 file. Raises FormatError for anything else, a pipe or a device included."""
+    if not path.is_file():
+        raise NotFoundError(f"{path} is not a file")
     size = path.stat().st_size
     if size > MAX_TEXT_BYTES:
         raise FormatError(f"{path} is too large", found=f"{size} bytes", expected=f"at most {MAX_TEXT_BYTES}")
@@ -99,11 +105,44 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(path: Path, text: str | bytes) -> dict[str, Any]:
-    """The object in a JSON text that came from `path`. Raises FormatError for anything else."""
+    """The object in a JSON text that came from `path`, judged before it is made.
+
+    Raises: FormatError: no JSON, no object, a key twice in an object, or a text that would cost much more than it is.
+    """
+    if len(text) > MAX_JSON_BYTES:
+        raise FormatError(f"{path}: JSON", found=f"{len(text)} bytes", expected=f"at most {MAX_JSON_BYTES}")
+    data = text.encode() if isinstance(text, str) else text
+    items = sum(data.count(mark) for mark in b"{[,")
+    if items > MAX_JSON_ITEMS:
+        raise FormatError(f"{path}: JSON", found=f"{items} objects and items", expected=f"at most {MAX_JSON_ITEMS}")
     try:
-        value = json.loads(text)
+        value = json.loads(data.decode(), object_pairs_hook=_object)
+    except _TwiceError as error:
+        raise FormatError(f"{path}: JSON", found=f"the key {shown(str(error))} twice in one object") from None
     except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise FormatError(f"{path}: not readable as JSON", found=str(error) or type(error).__name__) from None
     if not isinstance(value, dict):
         raise FormatError(f"{path}: JSON", found=type(value).__name__, expected="an object")
+    level: list[Any] = [value]
+    depth = 0
+    while level:
+        if (depth := depth + 1) > MAX_JSON_DEPTH:
+            raise FormatError(f"{path}: JSON nests too deeply", expected=f"at most {MAX_JSON_DEPTH} levels")
+        inner = [item for each in level for item in (each.values() if isinstance(each, dict) else each)]
+        level = [item for item in inner if isinstance(item, dict | list)]
     return value
+
+
+class _TwiceError(Exception):
+    """A key that stands twice in an object: readers differ in which value they take."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _TwiceError(key)
+            seen.add(key)
+    return made

@@ -43,6 +43,7 @@ _TYPE_NAMES = """
 """
 TENSOR_TYPES = dict(enumerate(_TYPE_NAMES.split()))  # those not in FORMATS are only here to be refused by name
 MAX_DIMS = 4
+MAX_ENTRIES = 1 << 16  # keys, and tensors of one file: the largest models have a few thousand
 MIN_METADATA_BYTES = 8 + 1 + 4 + 1  # a key of one character and a one-byte value
 MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 MIN_REACH, MAX_REACH = 1 << 10, 1 << 17  # bytes in which the lengths of strings are looked for at once
@@ -140,8 +141,8 @@ class _Part:
             raise UnsupportedError(f"{path}: big-endian GGUF is not implemented", hint="convert it to little-endian")
         if version not in (2, 3):
             raise UnsupportedError(f"{path}: GGUF version", found=version, expected="2 or 3")
-        tensor_count = self.count("tensor count", MIN_TENSOR_BYTES)
-        metadata_count = self.count("metadata count", MIN_METADATA_BYTES)
+        tensor_count = self.count("tensor count", MIN_TENSOR_BYTES, MAX_ENTRIES)
+        metadata_count = self.count("metadata count", MIN_METADATA_BYTES, MAX_ENTRIES)
         self.metadata: dict[str, Any] = {}
         for _ in range(metadata_count):
             key = self.string("a metadata key")
@@ -175,10 +176,12 @@ class _Part:
         layout = struct.Struct("<" + code)
         return layout.unpack_from(self.file.bytes, self.need(layout.size, what))[0]
 
-    def count(self, what: str, min_bytes: int) -> int:
+    def count(self, what: str, min_bytes: int, most: int | None = None) -> int:
         """A number of items, each of which takes at least `min_bytes` of what is left."""
         count: int = self.number("Q", what)
         left = self.file.size - self.position
+        if most is not None and count > most and count * min_bytes <= left:
+            raise self.file.error(what, count, f"at most {most}")
         if count * min_bytes > left:
             raise self.file.error(what, count, f"at most {left // min_bytes}, as {left} bytes are left")
         return count
@@ -222,9 +225,10 @@ class _Part:
         done, reach = 0, MIN_REACH
         while done < count and position <= size:
             zero = data[position : position + reach] == 0
-            found = ~zero[:-7]
+            starts = max(len(zero) - 7, 0)  # where a length fits into what is left
+            found = ~zero[:starts]
             for i in range(1, 8):
-                found &= zero[i : len(zero) - 7 + i]
+                found &= zero[i : starts + i]
             guesses = position + np.flatnonzero(found)
             ends = guesses + 8 + data[guesses]
             leads = np.append(guesses[:1] == position, ends[:-1] == guesses[1:])  # from the one before it

@@ -89,8 +89,8 @@ def _rope_scaling(gguf: GGUF, fields: Fields, head_dim: int) -> RopeScaling:
             found = f"{factors.format} {list(factors.shape)}"
             raise FormatError(f"{gguf.path}: tensor rope_freqs.weight", found=found, expected=f"F32 [{head_dim // 2}]")
         values = tuple(factors.dequantize().tolist())
-        if not all(0 < value < float("inf") for value in values):
-            raise FormatError(f"{gguf.path}: tensor rope_freqs.weight holds a value that is not a positive number")
+        if not all(1e-6 < value < 1e12 for value in values):
+            raise FormatError(f"{gguf.path}: tensor rope_freqs.weight", expected="numbers between 1e-6 and 1e12")
         return RopeScaling("llama3", frequency_factors=values)
     if kind == "none":
         return RopeScaling()

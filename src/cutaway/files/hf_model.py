@@ -20,13 +20,16 @@ import numpy as np
 
 from cutaway.config import ModelConfig, RopeScaling
 from cutaway.errors import FormatError, UnsupportedError
-from cutaway.files.fields import Fields, read_json, read_text
+from cutaway.files.fields import Fields, read_json, read_text, shown
 from cutaway.files.safetensors import find_safetensors, read_safetensors
 from cutaway.files.weights import ARCHITECTURES, check_config, collect, yarn_context
 from cutaway.quant import Weight
 from cutaway.text.tokenizer import Vocabulary
 
 __all__ = ["Folder"]
+
+QUANTIZED = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "fp8": "FP8", "fbgemm_fp8": "FP8",
+             "mxfp4": "MXFP4"}  # fmt: skip
 
 
 class Folder:
@@ -50,7 +53,7 @@ class Folder:
         architecture = c.text("model_type")
         if architecture not in ARCHITECTURES:
             raise UnsupportedError(f"{c.path}: model_type", found=architecture, expected=" ".join(ARCHITECTURES))
-        c.refuse("quantization_config", why="is not implemented for safetensors")
+        self._refuse_quantized()
         c.refuse("hidden_act", ("silu", "swish"))
         c.refuse("partial_rotary_factor", (1, 1.0))
         c.refuse("num_experts", (0,))
@@ -83,13 +86,37 @@ class Folder:
             ),
         )
 
+    def _refuse_quantized(self) -> None:
+        """Refuse weights that are stored in a way only their own library reads, by the name of that way."""
+        settings = self.config.nested("quantization_config").values
+        where = self.config.path
+        for name in ("quantize_config.json", "quant_config.json"):  # where older GPTQ and AWQ tools wrote it
+            if not settings and (self.path / name).is_file():
+                where, settings = self.path / name, read_json(self.path / name)
+                settings = {"quant_method": "gptq" if name == "quantize_config.json" else "awq", **settings}
+        if not settings:
+            return
+        method = settings.get("quant_method")
+        if method is None and any(settings.get(f"load_in_{bits}bit") is True for bits in (4, 8)):
+            method = "bitsandbytes"
+        bits = settings.get("bits", settings.get("w_bit"))
+        named = QUANTIZED.get(method, method) if isinstance(method, str) else "an unnamed method"
+        raise UnsupportedError(
+            f"{where}: quantised weights in safetensors are not implemented",
+            found=named[:80] + (f" ({bits} bits)" if type(bits) is int and 0 < bits < 100 else ""),
+            expected="F32, F16 or BF16 weights",
+            hint="a GGUF file of the same model opens, or the folder it was quantised from",
+        )
+
     def _refuse_sliding_window(self, num_layers: int) -> None:
         c = self.config
         kinds = c.get("layer_types")
         if kinds is not None:
-            other = [kind for kind in kinds if kind != "full_attention"] if isinstance(kinds, list) else [kinds]
+            if not isinstance(kinds, list) or len(kinds) != num_layers:
+                raise c.error("layer_types", kinds, f"a list of {num_layers} kinds, one a layer")
+            other = [kind for kind in kinds if kind != "full_attention"]
             if other:
-                raise UnsupportedError(f"{c.path}: layer_types", found=repr(other[0]), expected="full_attention")
+                raise UnsupportedError(f"{c.path}: layer_types", found=shown(other[0]), expected="full_attention")
             return
         full_layers = c.get("max_window_layers")  # layers from here on use the window
         windowed = type(full_layers) is not int or full_layers < num_layers
@@ -242,6 +269,6 @@ def _ids(fields: Fields, key: str) -> list[int]:
     """One id, a list of ids, or nothing."""
     value = fields.get(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(i) is int for i in ids):
+    if not all(type(i) is int and i < 1 << 31 for i in ids):
         raise fields.error(key, value, "a token id or a list of them")
     return [i for i in ids if i >= 0]

@@ -95,6 +95,8 @@ def _is_whole(folder: Path) -> bool:
         return False
     try:
         find_safetensors(folder)
-    except LoadError:
+    except NotFoundError:
         return False
+    except LoadError:
+        return True  # whoever opens it says what is wrong with it; fetching it again would not help
     return True

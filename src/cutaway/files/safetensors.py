@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.errors import FormatError, NotFoundError, UnsupportedError
-from cutaway.files.fields import parse_json, read_json
+from cutaway.files.fields import parse_json, read_json, shown
 from cutaway.files.mapped import MappedFile
 from cutaway.quant import Weight
 
@@ -35,26 +35,32 @@ ITEM_BYTES = {
 def find_safetensors(folder: Path) -> dict[Path, list[str] | None]:
     """The weight files of a Hugging Face folder, each with the tensors the index expects in it (None: no index).
 
-    Raises: NotFoundError (no weights, or a shard is missing), FormatError (a senseless index), UnsupportedError (only
+    Raises: NotFoundError (no weights, or a shard is missing), FormatError (a senseless index, or a model.safetensors
+    beside an index of other files: only their author knows which of the two is the model), UnsupportedError (only
     pickled weights, which are never opened).
     """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        return {single: None}
     if not index.is_file():
+        if single.is_file():
+            return {single: None}
         pickled = [*folder.glob("*.bin"), *folder.glob("*.pth"), *folder.glob("*.pt")]
         if pickled:
             raise UnsupportedError(f"{folder} holds pickled weights ({pickled[0].name}), which are never opened",
                                    hint="convert them to safetensors")  # fmt: skip
-        raise NotFoundError(f"{folder} holds no weights", expected=f"{single.name} or {index.name}")
+        ggufs = sorted(file.name for file in folder.glob("*.gguf"))
+        hint = f"name one of its GGUF files: {', '.join(ggufs[:5])}" if ggufs else None
+        raise NotFoundError(f"{folder} holds no weights", expected=f"{single.name} or {index.name}", hint=hint)
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise FormatError(f"{index}: weight_map", found=type(weight_map).__name__, expected="tensor names to files")
     shards: dict[Path, list[str] | None] = {}
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise FormatError(f"{index}: file of {tensor}", found=repr(name), expected="a .safetensors file beside it")
+            raise FormatError(f"{index}: file of {tensor}", found=shown(name), expected="a .safetensors file beside it")
         shards.setdefault(folder / name, []).append(tensor)  # type: ignore[union-attr]
+    if single.is_file() and single not in shards:
+        raise FormatError(f"{folder} holds {single.name} and {index.name}, which names other files",
+                          hint="move the one away that is not the model")  # fmt: skip
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing:
         raise NotFoundError(f"{index} names {len(shards)} files: {missing[0]} is missing", hint="fetch the model again")
@@ -104,7 +110,7 @@ def _entry(file: MappedFile, name: str, entry: Any) -> tuple[int, int, str, tupl
     entry = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise UnsupportedError(f"{file.path}: dtype of tensor {name}", found=repr(dtype), expected="F32 F16 BF16")
+        raise UnsupportedError(f"{file.path}: dtype of tensor {name}", found=shown(dtype), expected="F32 F16 BF16")
     if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
         found = f"shape {str(shape)[:60]}, data_offsets {str(offsets)[:60]}"
         raise file.error(f"tensor {name}", found, "lists of whole numbers")

@@ -119,6 +119,14 @@ def check_config(path: Path, config: ModelConfig) -> ModelConfig:
         )
     if config.head_dim % 2:
         raise FormatError(f"{path}: head dimension", found=config.head_dim, expected="an even number")
+    if config.max_context >= 1 << 31:
+        raise FormatError(f"{path}: context", found=config.max_context, expected="fewer than 2**31 tokens")
+    scaling = config.rope_scaling
+    if config.rope_theta < 1 or (config.rope_theta == 1 and scaling.kind == "yarn"):
+        # Below 1 the frequencies grow instead of shrink; yarn divides by the logarithm of the base.
+        raise FormatError(f"{path}: rope base", found=f"{config.rope_theta:g}", expected="a number above 1")
+    if scaling.kind != "none" and scaling.frequency_factors is None and scaling.factor < 1:
+        raise FormatError(f"{path}: rope scaling factor", found=f"{scaling.factor:g}", expected="at least 1")
     return config
 
 

@@ -81,3 +81,8 @@ def attention(head_dim: int, keys: int, spans: int) -> tuple[float, float]:
     division. A key far below the others keeps a weight of EXP_SMALLEST.
     """
     return 2 * (head_dim + 4) * EPS32, 2 * (2 * EXP_RELATIVE + (keys + 2 * spans + 4) * EPS32 / 2)
+
+
+# Gradients in float32 against transformers' in float32, by the norm of a weight's gradient: the same sums in another
+# order, forward and back through the layers. A wrong formula is off by 1e-2 and more.
+GRADIENT_RELATIVE = 1e-5

@@ -6,8 +6,9 @@ import steps
 import tiny
 import tolerances
 
-from cutaway.errors import KernelError
+from cutaway.errors import KernelError, UnsupportedError
 from cutaway.forward.decoder import decoder
+from cutaway.forward.program import Program
 from cutaway.forward.reference import ReferenceProgram
 from cutaway.forward.taps import Taps
 
@@ -50,7 +51,7 @@ def test_gradients_are_those_of_transformers(name):
 
     assert float(loss.detach()) == pytest.approx(float(theirs.detach()), rel=tolerances.GRADIENT_RELATIVE)
     modules = {ours_: key for key, ours_ in tiny.module_weights(program).items()}
-    parameters = dict(model.named_parameters())
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for weight in program.weight_shapes:
         got, want = ours.gradient(weight), parameters[modules[weight]].grad
         assert float((got - want).norm()) <= tolerances.GRADIENT_RELATIVE * float(want.norm()), weight
@@ -104,3 +105,21 @@ def test_a_weight_of_another_shape_is_refused():
     weights = values(tiny.random_weights(program))
     with pytest.raises(KernelError, match=r"weight layers.1.attn.v.weight: found \(3, 4\), expected \(32, 64\)"):
         TorchProgram(program, weights | {"layers.1.attn.v.weight": np.zeros((3, 4), np.float32)})
+
+
+def test_an_attribute_it_cannot_compute_is_refused_and_a_scale_is_obeyed():
+    def one(**told):
+        p = Program(tiny.TINY)
+        h = p.embed("embed", "model.embed_tokens")
+        q = p.linear("attn.q", h, 64, "")
+        k, v = p.linear("attn.k", h, 32, ""), p.linear("attn.v", h, 32, "")
+        with p.layer(0):
+            p.attention("attn.mix", q, k, v, **told)
+        return p
+
+    with pytest.raises(UnsupportedError, match=r"PyTorch interpreter cannot compute attention .*softcap: found 5.0"):
+        TorchProgram(one(softcap=5.0), values(tiny.random_weights(one())))
+    weights, ids = tiny.random_weights(one()), grid(tiny.TINY)
+    want = steps.Stage(ReferenceProgram(one(scale=1.5), weights), tiny.TINY, kv_type="f32").logits(ids[0])
+    got = TorchProgram(one(scale=1.5), values(weights)).forward(torch.from_numpy(ids[:1])).detach().numpy()
+    assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cutaway.errors import KernelError
-from cutaway.forward.program import Op, Program
+from cutaway.forward.program import Attribute, Op, Program, refuse_unknown
 from cutaway.forward.rope import rope_tables
 from cutaway.forward.taps import Taps
 
@@ -38,12 +38,13 @@ class TorchProgram:
     """Runs a Program with PyTorch; `parameters` are its trainable tensors.
 
     `weights`: every weight of the Program by name, float arrays of the shapes in `program.weight_shapes` (copied).
-    Raises: KernelError for a weight that is missing or has another shape.
+    Raises: KernelError for a weight that is missing or has another shape, UnsupportedError for an operation that is
+    not known here.
     """
 
-    def __init__(
-        self, program: Program, weights: Mapping[str, np.ndarray], dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, program: Program, weights: Mapping[str, np.ndarray], dtype: torch.dtype = torch.float32) -> None:
+        known: dict[str, dict[str, tuple[Attribute, ...]]] = {kind: {} for kind in _KINDS}
+        refuse_unknown(program, "the PyTorch interpreter", known | {"attention": {"scale": ()}})
         for name, shape in program.weight_shapes.items():
             found = weights[name].shape if name in weights else "no such weight"
             if found != shape:
@@ -137,8 +138,8 @@ class TorchProgram:
     def _attention(self, op: Op, inputs: list[Tensor], ids: Tensor) -> Tensor:
         shape = (*ids.shape, -1, self.program.config.head_dim)
         q, k, v = (x.view(shape).transpose(1, 2) for x in inputs)  # [B, heads, L, head_dim]
-        grouped = self.program.config.group > 1
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        grouped, scale = self.program.config.group > 1, op.attribute("scale")
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
         return mixed.transpose(1, 2).reshape(-1, op.width)  # [T, num_heads * head_dim]
 
     def _silu_mul(self, op: Op, inputs: list[Tensor], ids: Tensor) -> Tensor:

@@ -15,14 +15,32 @@ from cutaway.cli import application
 
 __all__ = ["page"]
 
-HEAD = """\
-# The command line
+HEAD = r"""# The command line
 
 Made by `python docs/make_cli.py`; `cutaway VERB --help` says the same.
 
-Results go to stdout, everything else to stderr. Exit status: 0 done, 1 a known error (one line, `cutaway: error: ...`),
-2 wrong usage, 130 stopped by Ctrl-C. `NO_COLOR` turns colour off. `CUTAWAY_HOME` is where models are kept,
-`CUTAWAY_ISA` the instruction set to use (`scalar`, `avx2`).
+Results go to stdout, everything else to stderr. Every fault is one line there, `cutaway: error: ...`.
+
+| Exit status | |
+|---|---|
+| 0 | Done. |
+| 1 | A known error: a file, a model, a request it cannot take, memory, a result that cannot be written. |
+| 2 | Wrong usage: found before a file is opened. |
+| 130 | Stopped by Ctrl-C. What was being written is left as it was before. |
+| 141 | The reader of stdout has left (`cutaway ... \| head`): no more is computed, nothing is said. |
+
+The streams. If stdout is closed or its disk full, that is an error (1). What stderr cannot take is dropped. A closed
+stdin is an empty one. Text that comes in, from an argument, a pipe, a file or a line of `chat`, is UTF-8 whatever the
+locale says: a leading U+FEFF is dropped, and the last line end (`\n` or `\r\n`); a wrong byte is an error that names
+its offset. With a prompt, `run` puts the text of a pipe after it: `git diff | cutaway run "Explain this:"`; other verbs
+that are given their text leave the pipe alone.
+
+Text from models, files and conversations never steers a terminal: control characters (C0, C1), bidirectional and other
+format characters and line separators (U+2028, U+2029) are shown as signs such as `␛` or `\u{9b}`: on stderr always, on
+stdout when it is a terminal. A pipe gets an answer as it is; JSON is ASCII. Files are written whole or not at all.
+
+`NO_COLOR` turns colour off. `CUTAWAY_HOME` is where models are kept, `CUTAWAY_ISA` the instruction set to use
+(`scalar`, `avx2`).
 """
 OWN = "Options"
 

@@ -369,4 +369,4 @@ def test_output_forms(capsys: pytest.CaptureFixture[str], opened: list[dict[str,
     assert cli(capsys, "bench", "-p", "four")[0] == 2
     assert cli(capsys, "bench", "-pg", "4")[0] == 2
     status, _, err = cli(capsys, "bench", "-p", "0", "-n", "0")
-    assert (status, err.count("\n")) == (1, 1)
+    assert (status, err.count("\n")) == (2, 1)

@@ -105,12 +105,13 @@ def test_a_known_error_is_one_line_and_exit_1():
     assert result.stderr == "cutaway: error: what: found a b (hint: this)\n"
 
 
-def test_ctrl_c_exits_130_without_a_word():
+def test_ctrl_c_is_one_line_and_exit_130(monkeypatch):
     def verb():
         raise KeyboardInterrupt
 
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
     result = run_verb(verb)
-    assert (result.exit_code, result.output) == (130, "")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "cutaway: stopped\n")
 
 
 def test_an_unknown_error_is_not_hidden():
@@ -122,9 +123,10 @@ def test_an_unknown_error_is_not_hidden():
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a shell")
 @pytest.mark.parametrize(("lines", "reader"), [(100_000, "head -n 1"), (1, "true")])
-def test_a_reader_that_goes_away_is_no_error(lines, reader):
+def test_a_reader_that_goes_away_ends_the_program_quietly_as_sigpipe_would(lines, reader):
     code = (
-        "import sys, time; from cutaway.cli.options import command\n"
+        "import sys, time; from cutaway.cli.options import command; from cutaway.cli.streams import prepare\n"
+        "prepare()\n"
         "def verb():\n"
         "    time.sleep(0.3)\n"
         f"    for _ in range({lines}): sys.stdout.write('line\\n')\n"
@@ -132,7 +134,7 @@ def test_a_reader_that_goes_away_is_no_error(lines, reader):
     )
     shell = f'set -o pipefail; "{sys.executable}" -c "$CODE" | {reader}'
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, env={**os.environ, "CODE": code})
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 # -- options -------------------------------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ def test_settings_say_where_they_came_from():
 
 def test_settings_from_takes_only_model():
     with pytest.raises(RequestError, match="expected model"):
-        SamplingOptions(settings_from="modle").resolve({})
+        SamplingOptions(settings_from="modle").check()
 
 
 def test_what_files_carry_under_our_names():

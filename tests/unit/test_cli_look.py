@@ -71,8 +71,8 @@ def test_trace_in_the_terminal_and_as_a_page(capsys: pytest.CaptureFixture[str],
 def test_trace_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(capsys, "trace", PROMPT, "--attention", "a:b")[0] == 2
     status, _, err = run(capsys, "trace", PROMPT, "--save", str(tmp_path / "t.pkl"))
-    assert status == 1
-    assert "cutaway: error: cannot save tensors there" in err
+    assert status == 2
+    assert "tensors are saved as .npz or .safetensors, not t.pkl" in err
     status, _, err = run(capsys, "trace", PROMPT, "--tap", "layers.9.*")
     assert status == 1
     assert err.count("\n") == 1

@@ -4,7 +4,7 @@ Holds the table of verbs and the way in. A verb is a function `verb(...)` (or a 
 sub-commands) in its own module, named in VERBS; only the module of the verb asked for is imported, and whatever is
 heavy waits inside the function. To add one, write the module and a line of VERBS; the page docs/cli.md is made from it.
 Knows nothing of arrays and kernels: it calls `cutaway.llm` and `cutaway.files`. Read next: `options.py`, the options
-verbs share and what happens to errors; then `run.py`.
+verbs share; `faults.py`, what happens to errors; then `run.py`.
 """
 
 from __future__ import annotations
@@ -75,15 +75,42 @@ def version() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 a known error, 2 wrong usage, 130 stopped by Ctrl-C."""
+    """Run the command line and exit: 0 done, 1 a known error, 2 wrong usage, 130 Ctrl-C, 141 the reader has left."""
+    from cutaway.cli.faults import faults
+    from cutaway.cli.streams import prepare
+
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows ? and does not crash
-    try:
+    prepare()
+    with faults():
         if arguments[:1] == ["--version"]:
             sys.stdout.write(version() + "\n")
+            sys.stdout.flush()
             return
-        application(arguments[0] if arguments else None)(args=arguments, prog_name="cutaway")
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        status = _run(arguments)
+        sys.stdout.flush()
+    raise SystemExit(status)
+
+
+def _run(arguments: list[str]) -> int:
+    """The verb that the arguments name. Wrong usage is one line too, and status 2."""
+    import typer
+
+    from cutaway.cli.faults import told
+
+    failure: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+    try:
+        done = application(arguments[0] if arguments else None)(
+            args=arguments, prog_name="cutaway", standalone_mode=False
+        )
+        return done if isinstance(done, int) else 0
+    except failure as error:
+        context = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            return 2  # making the error has shown the help
+        path = context.command_path if context is not None else " ".join(["cutaway", *_verb(arguments)])
+        told(f"{error.format_message()} (hint: {path} --help)")  # type: ignore[attr-defined]
+        return int(getattr(error, "exit_code", 2))
+
+
+def _verb(arguments: list[str]) -> list[str]:
+    return arguments[:1] if arguments and arguments[0] in VERBS else []

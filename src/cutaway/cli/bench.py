@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import Annotated
 
 import typer
 
-from cutaway.cli.options import ModelOptions, command
-from cutaway.cli.output import progress
+from cutaway.cli.faults import usage
+from cutaway.cli.options import MAX_COUNT, MAX_THREADS, ModelOptions, command, whole
+from cutaway.cli.screen import progress
 
 __all__ = ["bench", "counts"]
 
 FORMS = ("md", "csv", "json", "jsonl", "html")
+MAX_TESTS = 1000  # numbers of one option
 
 
-def counts(texts: list[str] | None, flag: str) -> tuple[int, ...]:
-    """Whole numbers of options: lists `512,1024` and ranges `1-8` (by one), `1-8+2` (by two), `1-8*2` (doubling)."""
+def counts(texts: list[str] | None, flag: str, low: int = 0, high: int = MAX_COUNT) -> tuple[int, ...]:
+    """Whole numbers of options: lists `512,1024` and ranges `1-8` (by one), `1-8+2` (by two), `1-8*2` (doubling).
+
+    Raises: BadParameter for anything else, for a number below `low` or above `high`, and for more than MAX_TESTS.
+    """
     found: list[int] = []
     for part in ",".join(texts or []).split(","):
         part = part.strip()
-        match = re.fullmatch(r"(\d+)(?:-(\d+)(?:([+*])(\d+))?)?", part)
+        match = re.fullmatch(r"([0-9]{1,20})(?:-([0-9]{1,20})(?:([+*])([0-9]{1,9}))?)?", part)
         if match is None:
             if not part and not texts:
                 continue
@@ -29,24 +33,33 @@ def counts(texts: list[str] | None, flag: str) -> tuple[int, ...]:
         first, last, by, step = int(match[1]), int(match[2] or match[1]), match[3] or "+", int(match[4] or 1)
         if (by == "+" and step < 1) or (by == "*" and (step < 2 or first < 1)) or last < first:
             raise typer.BadParameter(f"{flag}: the range {part} never arrives")
-        while first <= last:
+        whole(flag, str(first), low, high), whole(flag, str(last), low, high)
+        while first <= last and len(found) <= MAX_TESTS:
             found.append(first)
             first = first + step if by == "+" else first * step
+    if len(found) > MAX_TESTS:
+        raise typer.BadParameter(f"{flag}: more than {MAX_TESTS} numbers")
     return tuple(found)
 
 
 def _pairs(texts: list[str] | None) -> tuple[tuple[int, int], ...]:
     pairs = []
     for text in texts or []:
-        match = re.fullmatch(r"(\d+),(\d+)", text.replace(" ", ""))
+        match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9})", text.replace(" ", ""))
         if match is None:
             raise typer.BadParameter(f"-pg takes PROMPT,GENERATED such as 512,128: {text!r}")
         pairs.append((int(match[1]), int(match[2])))
     return tuple(pairs)
 
 
-def _types(texts: list[str] | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in ",".join(texts or ["f16"]).split(",") if part.strip())
+def _types(texts: list[str] | None, flag: str) -> tuple[str, ...]:
+    from cutaway.engine.kv_cache import KV_TYPES
+
+    types = tuple(part.strip() for part in ",".join(texts or ["f16"]).split(",") if part.strip())
+    wrong = next((kind for kind in types if kind not in KV_TYPES), None)
+    if wrong is not None or not types:
+        raise typer.BadParameter(f"{flag} takes {', '.join(KV_TYPES)}: {wrong or 'nothing'!r}")
+    return types
 
 
 @command
@@ -65,7 +78,7 @@ def bench(
     threads: Annotated[
         list[str] | None, typer.Option("--threads", "-t", help="Threads. Default: the physical cores allowed.")
     ] = None,
-    repetitions: Annotated[int, typer.Option("--repetitions", "-r", help="Times each test is run.")] = 5,
+    repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Times each test is run.")] = 5,
     batch: Annotated[
         list[str] | None, typer.Option("--batch-size", "-b", help="Tokens handed over at once. Default: 2048.")
     ] = None,
@@ -85,7 +98,9 @@ def bench(
     head: Annotated[
         int | None,
         typer.Option(
-            "--head", help="Compute only the K largest logits, as greedy (1) and top-k requests do. Default: all."
+            "--head",
+            min=1,
+            help="Compute only the K largest logits, as greedy (1) and top-k requests do. Default: all.",
         ),
     ] = None,
     no_warmup: Annotated[bool, typer.Option("--no-warmup", help="Do not run each test once before.")] = False,
@@ -101,7 +116,7 @@ def bench(
     if output is not None and output not in FORMS:
         raise typer.BadParameter(f"-o is one of {', '.join(FORMS)}: {output!r}")
     from cutaway.cli.loading import open_model
-    from cutaway.cli.screen import show
+    from cutaway.cli.screen import show, write
     from cutaway.experiments.bench import BenchSettings
     from cutaway.experiments.bench import bench as measured
     from cutaway.render import render
@@ -112,19 +127,23 @@ def bench(
         n_gen=counts(n_gen, "-n") if n_gen else (128,),
         pairs=_pairs(pairs),
         n_depth=counts(n_depth, "-d") or (0,),
-        threads=counts(threads, "-t") or (None,),
-        batch=counts(batch, "-b") or (2048,),
-        ubatch=counts(ubatch, "-ub") or (512,),
-        k_types=_types(k_types),
-        v_types=_types(v_types),
+        threads=counts(threads, "-t", 1, MAX_THREADS) or (None,),
+        batch=counts(batch, "-b", 1) or (2048,),
+        ubatch=counts(ubatch, "-ub", 1) or (512,),
+        k_types=_types(k_types, "-ctk"),
+        v_types=_types(v_types, "-ctv"),
         repetitions=repetitions,
         warm_up=not no_warmup,
         head_top_k=head,
     )
-    first = next(iter(settings.threads))
-    llm = open_model(
-        ModelOptions(model=model, threads=first, max_context=max(settings.context, 2), activations=activations)
+    if not settings.context:
+        raise typer.BadParameter("there is nothing to run: give a number of tokens above 0 for -p, -n or -pg")
+    options = ModelOptions(
+        model=model, threads=settings.threads[0], max_context=max(settings.context, 2), activations=activations
     )
+    with usage():
+        options.check()
+    llm = open_model(options)
     say = progress()
     result = measured(llm, settings, progress=say)
     say("")
@@ -132,8 +151,8 @@ def bench(
     if output is None:
         show(document, result, False)
     elif output == "csv":
-        sys.stdout.write(views.csv(result))
+        write(views.csv(result))
     elif output == "jsonl":
-        sys.stdout.write(views.jsonl(result))
+        write(views.jsonl(result))
     else:
-        sys.stdout.write(render(document, output, data=list(result.rows)))
+        write(render(document, output, data=list(result.rows)))

@@ -34,6 +34,8 @@ def chat(
 
     Ctrl-C stops the answer; at the prompt it leaves. A message over several lines stands between \"\"\" and \"\"\".
     """
+    if sampling.n not in (None, 1):
+        raise typer.BadParameter("chat gives one answer", param_hint="--n")
     from cutaway.cli.conversation import Conversation
     from cutaway.cli.loading import open_model
 

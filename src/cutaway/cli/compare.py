@@ -9,9 +9,9 @@ import typer
 
 from cutaway.cli.conditions import LOADING, SAMPLING, labels, open_sides, settings
 from cutaway.cli.options import command
-from cutaway.cli.output import OutputOptions, deliver, progress
-from cutaway.cli.score import read_text
-from cutaway.cli.screen import read_prompt
+from cutaway.cli.output import OutputOptions, deliver
+from cutaway.cli.reading import read_prompt, read_text
+from cutaway.cli.screen import progress
 
 __all__ = ["compare"]
 
@@ -35,16 +35,15 @@ def compare(
     set_b: Annotated[
         list[str] | None, typer.Option("--b", metavar="NAME=VALUE", help="A setting of B, such as kv_type=q8_0.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Tokens to answer with at most.")] = 64,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to answer with at most.")] = 64,
     text: Annotated[Path | None, typer.Option("--text", help="Also the perplexity of this file under both.")] = None,
-    window: Annotated[int, typer.Option("--window", help="Tokens read at once for the perplexity.")] = 512,
+    window: Annotated[int, typer.Option("--window", min=2, help="Tokens read at once for the perplexity.")] = 512,
 ) -> None:
     """Two models, or one under two conditions: their answers, then what each thinks of both answers, token by token.
 
     KL divergence, each other's probabilities and P(end of turn) at every step. A model with a chat template is asked
     through it unless template=raw.
     """
-    output.check()
     known = LOADING | SAMPLING | ASKING
     given = settings(set_a or (), known, "--a"), settings(set_b or (), known, "--b")
     for option, side in zip(("--a", "--b"), given, strict=True):

@@ -6,9 +6,13 @@ Read next: `diff.py` and `compare.py`, the two verbs that compare.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from cutaway.cli.faults import usage
+from cutaway.cli.options import MAX_COUNT, MAX_THREADS, ModelOptions, whole
 
 if TYPE_CHECKING:
     from cutaway.llm import LLM
@@ -29,6 +33,8 @@ LOADING: dict[str, type] = {
     "kv_cache": bool,
     "prefix_cache": bool,
 }
+_BOUNDS = {"threads": (1, MAX_THREADS), "max_context": (2, MAX_COUNT), "chunk": (1, MAX_COUNT)}
+
 SAMPLING: dict[str, type] = {
     "temperature": float,
     "top_k": int,
@@ -56,7 +62,21 @@ def settings(given: Sequence[str], known: dict[str, type], option: str) -> dict[
             found[name] = _YES[text.strip().lower()] if known[name] is bool else known[name](text)
         except (ValueError, KeyError):
             raise typer.BadParameter(f"{option} {name} takes a {known[name].__name__}, not {text!r}") from None
+    _judge(found, option)
     return found
+
+
+def _judge(found: dict[str, Any], option: str) -> None:
+    """The rules of the options with the same names. Wrong usage is told before a model is opened."""
+    from cutaway.engine.sampling import SamplingParams
+
+    for name, (low, high) in _BOUNDS.items():
+        if name in found:
+            whole(f"{option} {name}", str(found[name]), low, high)
+    types = {field.name for field in fields(ModelOptions)}
+    with usage():
+        ModelOptions(**{name: value for name, value in found.items() if name in types}).check()
+        SamplingParams(**{name: value for name, value in found.items() if name in SAMPLING})
 
 
 def labels(models: tuple[str, str | None], given: tuple[Sequence[str], Sequence[str]]) -> tuple[str, str]:

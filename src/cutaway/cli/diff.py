@@ -10,7 +10,8 @@ import typer
 from cutaway.cli.conditions import LOADING, labels, open_sides, settings
 from cutaway.cli.options import command
 from cutaway.cli.output import OutputOptions, deliver
-from cutaway.cli.screen import note, read_prompt
+from cutaway.cli.reading import read_prompt
+from cutaway.cli.screen import note
 
 if TYPE_CHECKING:
     from cutaway.experiments.diff import Diff
@@ -41,7 +42,7 @@ def diff(
         list[str] | None, typer.Option("--tap", metavar="PATTERN", help="Compare these tensors. Repeatable.")
     ] = None,
     tolerance: Annotated[
-        float, typer.Option("--tolerance", help="Relative difference of a tensor from which on it departs.")
+        float, typer.Option("--tolerance", min=0, help="Relative difference of a tensor from which on it departs.")
     ] = 1e-3,
 ) -> None:
     """Compare two runs tap by tap: two models, one under two settings, or a model against saved tensors.
@@ -49,7 +50,6 @@ def diff(
     A file may use this Program's names or Hugging Face's: modules, hidden_states.0 and so on (the last of those is
     after the final norm), logits. Its token_ids are used where it holds them, else those of the prompt.
     """
-    output.check()
     sides = settings(set_a or (), LOADING, "--a"), settings(set_b or (), LOADING, "--b")
     from cutaway.experiments.diff import DEFAULT_TAPS, diff_models
     from cutaway.render.views.diff import diff as view

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.options import ModelOptions, command
-from cutaway.cli.output import OutputOptions, deliver, progress
-from cutaway.cli.screen import read_prompt
+from cutaway.cli.faults import usage
+from cutaway.cli.options import ModelOptions, command, whole
+from cutaway.cli.output import OutputOptions, deliver
+from cutaway.cli.reading import read_prompt, read_text
+from cutaway.cli.screen import progress
 
 __all__ = ["kv", "numbers"]
 
@@ -19,15 +21,10 @@ PROMPT = "Explain what a Transformer is."
 
 
 def numbers(text: str, what: str, least: int = 2) -> tuple[int, ...]:
-    """Whole numbers with commas between them, each at least `least`."""
-    from cutaway.errors import RequestError
-
-    try:
-        found = tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise typer.BadParameter(f"--{what} takes whole numbers and commas, such as 64,128,256") from None
-    if not found or min(found) < least:
-        raise RequestError(f"{what} are not valid", found=repr(text), expected=f"each at least {least}", param=what)
+    """Whole numbers with commas between them, each at least `least`; anything else is wrong usage."""
+    found = tuple(whole(f"--{what}", part.strip(), least) for part in text.split(",") if part.strip())
+    if not found:
+        raise typer.BadParameter("it takes whole numbers and commas, such as 64,128,256", param_hint=f"--{what}")
     return found
 
 
@@ -37,7 +34,8 @@ def plan(
     output: OutputOptions,
     model: Annotated[str | None, typer.Argument(help="A path, a catalogue name, or a hub id.")] = None,
     context: Annotated[
-        int | None, typer.Option("--context", "-c", help="Tokens. Default: as many as the model was trained for.")
+        int | None,
+        typer.Option("--context", "-c", min=1, help="Tokens. Default: those the model was trained for."),
     ] = None,
     kv_type: Annotated[str, typer.Option("--kv-type", help="Type of keys and values: f32, f16 or q8_0.")] = "f16",
     k_type: Annotated[str | None, typer.Option("--k-type", help="Type of the keys alone.")] = None,
@@ -47,7 +45,8 @@ def plan(
 
     Weights, KV cache (the formula with this model's numbers), scratch, and how many tokens would fit.
     """
-    output.check()
+    with usage():
+        ModelOptions(kv_type=kv_type, k_type=k_type, v_type=v_type).check()
     from cutaway.cli.loading import locate
     from cutaway.experiments.kv import plan as planned
     from cutaway.files import checkpoint
@@ -67,11 +66,11 @@ def bench(
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a chat template.")] = False,
     lengths: Annotated[str, typer.Option("--lengths", help="Numbers of tokens to generate.")] = "64,128,256,512",
     budget: Annotated[
-        float, typer.Option("--budget", help="Seconds to run without the cache before steps are sampled; 0: all steps.")
+        float,
+        typer.Option("--budget", min=0, help="Seconds without the cache before steps are sampled; 0: all steps."),
     ] = 60.0,
 ) -> None:
     """The same greedy text with the KV cache on and off: time against length, work of a step, rates."""
-    output.check()
     chosen = numbers(lengths, "lengths")
     text = PROMPT if prompt is None else read_prompt(prompt)
     from cutaway.cli.loading import open_model
@@ -98,12 +97,12 @@ def quality(
     types: Annotated[
         str | None, typer.Option("--types", help="K and V types, such as f16/f16,q8_0/f16. Default: all.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", help="Tokens of the text to look at.")] = 512,
+    limit: Annotated[int, typer.Option("--limit", min=2, help="Tokens of the text to look at.")] = 512,
 ) -> None:
     """What each type of keys and values costs on your text: bytes, rate, perplexity, KL divergence, layer errors."""
-    output.check()
-    pairs = _pairs(types)
-    words = _read(text) if prompt is None else ""
+    with usage():
+        pairs = _pairs(types)
+    words = (read_prompt(None, "text") if text is None else read_text(text)) if prompt is None else ""
     from cutaway.cli.loading import open_model
     from cutaway.experiments.generating import request_ids
     from cutaway.experiments.kv_quality import own_text
@@ -134,19 +133,3 @@ def _pairs(types: str | None) -> list[tuple[str, str]] | None:
                     "no such KV cache type", found=repr(one), expected=", ".join(KV_TYPES), param="types"
                 )
     return pairs
-
-
-def _read(path: Path | None) -> str:
-    """A text file, or stdin."""
-    from cutaway.errors import RequestError
-
-    if path is None or str(path) == "-":
-        return read_prompt(None if path is None else "-", "text")
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"cannot read {path}", found=error.strerror, param="text") from error
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"{path} is not UTF-8", found=f"a wrong byte at offset {error.start}", param="text"
-        ) from None

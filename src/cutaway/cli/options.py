@@ -1,13 +1,14 @@
-"""What verbs share: groups of options, the origin of every setting, and what happens to errors.
+"""What verbs share: groups of options, what is judged before anything is opened, and the origin of every setting.
 
 A verb's parameter annotated with one of the dataclasses below stands for all its fields: `command` unfolds them for
-typer and folds the values back. Knows no verb. Read next: `run.py`.
+typer, folds the values back and lets each group `check` itself. Knows no verb. Read next: `faults.py`, then `run.py`.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -16,9 +17,12 @@ from typing import Annotated, Any
 
 import typer
 
-from cutaway.errors import CutawayError, RequestError
+from cutaway.cli.faults import faults, usage
+from cutaway.errors import RequestError
 
 __all__ = [
+    "MAX_COUNT",
+    "MAX_THREADS",
     "JsonFlag",
     "ModelOptions",
     "SamplingOptions",
@@ -27,18 +31,22 @@ __all__ = [
     "carried_settings",
     "command",
     "unescape",
+    "whole",
 ]
 
 Verb = Callable[..., None]
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
+MAX_THREADS = 1024
+MAX_COUNT = 2**31 - 1  # of tokens, rows, times: what no use comes near to
+
 
 def command(function: Verb) -> Verb:
-    """Make a verb of `function`: unfold its option groups, and turn known errors into one line and an exit status.
+    """Make a verb of `function`: unfold its option groups, judge what was given, tell known errors in one line.
 
-    CutawayError: `cutaway: error: ...` on stderr, status 1. Ctrl-C: status 130. A reader of stdout that has gone
-    away (`cutaway ... | head`): silence, status 0.
+    Wrong usage (status 2) is found before a file is opened: numbers that are none or that nothing has so many of, text
+    that is not UTF-8, and whatever the groups refuse in their `check`. For the rest see `faults`.
     """
     hints = typing.get_type_hints(function, include_extras=True)
     groups: dict[str, type] = {
@@ -53,23 +61,56 @@ def command(function: Verb) -> Verb:
 
     @functools.wraps(function)
     def verb(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
-        try:
+        with faults():
+            for parameter in parameters:
+                _judge(parameter, values.get(parameter.name))
+            for name, group in groups.items():
+                values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+                if hasattr(group, "check"):
+                    with usage():
+                        values[name].check()
             function(**values)
             sys.stdout.flush()
-        except CutawayError as error:
-            sys.stdout.flush()
-            sys.stderr.write(f"cutaway: error: {error}\n")
-            raise SystemExit(1) from None
-        except KeyboardInterrupt:
-            raise SystemExit(130) from None
-        except BrokenPipeError:
-            raise SystemExit(0) from None
 
     verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     verb.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return verb
+
+
+def _judge(parameter: inspect.Parameter, value: Any) -> None:
+    """Raises BadParameter for what no option of any verb can mean."""
+    for one in value if isinstance(value, (list, tuple)) else [value]:
+        fault = None
+        if isinstance(one, float) and not math.isfinite(one):
+            fault = f"{one} is not a finite number"
+        elif isinstance(one, int) and parameter.name != "seed" and abs(one) > MAX_COUNT:
+            fault = f"{one} is more than {MAX_COUNT}"
+        elif isinstance(one, str):
+            try:
+                one.encode()
+            except UnicodeEncodeError as error:
+                before = len(one[: error.start].encode("utf-8", "surrogateescape"))
+                fault = f"it is not UTF-8: a wrong byte at offset {before}"
+        if fault is not None:
+            raise typer.BadParameter(fault, param_hint=_spelling(parameter))
+
+
+def _spelling(parameter: inspect.Parameter) -> str:
+    """How a user writes it: `--max-tokens`, or PROMPT."""
+    info = typing.get_args(parameter.annotation)[1]
+    names = [name for name in (info.default, *(info.param_decls or ())) if isinstance(name, str)]
+    return next((name for name in names if name.startswith("--")), names[0] if names else parameter.name.upper())
+
+
+def whole(name: str, text: str, low: int, high: int = MAX_COUNT) -> int:
+    """A whole number within bounds. Raises BadParameter (usage) that names the option."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number", param_hint=name) from None
+    if not low <= number <= high:
+        raise typer.BadParameter(f"{text} is not in the range {low} to {high}", param_hint=name)
+    return number
 
 
 def _unfold(group: type) -> list[inspect.Parameter]:
@@ -106,11 +147,16 @@ class ModelOptions:
     threads: Annotated[
         int | None,
         _model(
-            "--threads", envvar="CUTAWAY_THREADS", help="Threads that compute. Default: the physical cores allowed."
+            "--threads",
+            envvar="CUTAWAY_THREADS",
+            min=1,
+            max=MAX_THREADS,
+            help="Threads that compute. Default: the physical cores allowed.",
         ),
     ] = None
     max_context: Annotated[
-        int | None, _model("--max-context", "-c", help="Tokens a sequence may hold, prompt and answer together.")
+        int | None,
+        _model("--max-context", "-c", min=2, help="Tokens a sequence may hold, prompt and answer together."),
     ] = None
     kv_type: Annotated[str | None, _model("--kv-type", help="Type of the KV cache: f16, f32 or q8_0.")] = None
     k_type: Annotated[str | None, _model("--k-type", help="Type of the keys alone.")] = None
@@ -128,6 +174,15 @@ class ModelOptions:
         bool, _model("--no-prefix-cache", help="Do not share blocks between prompts that begin alike.")
     ] = False
 
+    def check(self) -> None:
+        """Raises: RequestError for a value that no model takes."""
+        from cutaway.engine.kv_cache import KV_TYPES
+
+        for param in ("kv_type", "k_type", "v_type"):
+            _one_of(param, getattr(self, param), KV_TYPES)
+        _one_of("activations", self.activations, ("int8", "f32"))
+        _one_of("interpreter", self.interpreter, ("native", "reference"))
+
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `LLM`: only what was asked for, so that LLM's own defaults hold for the rest."""
         asked = {
@@ -140,6 +195,11 @@ class ModelOptions:
         if self.no_prefix_cache:
             asked["prefix_cache"] = False
         return asked
+
+
+def _one_of(param: str, value: str | None, known: tuple[str, ...]) -> None:
+    if value is not None and value not in known:
+        raise RequestError(f"--{param.replace('_', '-')}", found=repr(value), expected=" or ".join(known), param=param)
 
 
 @dataclass(frozen=True)
@@ -177,7 +237,9 @@ class SamplingOptions:
     logit_bias: Annotated[
         list[str] | None, _sampling("--logit-bias", metavar="ID=BIAS", help="Add to one token's logit. Repeatable.")
     ] = None
-    seed: Annotated[int | None, _sampling("--seed", help="The same seed draws the same text.")] = None
+    seed: Annotated[
+        int | None, _sampling("--seed", min=-(2**63), max=2**64 - 1, help="The same seed draws the same text.")
+    ] = None
     dialect: Annotated[
         str | None,
         _sampling("--dialect", help="Whose order of stages: cutaway, hf, vllm, llama.cpp or mlx."),
@@ -186,7 +248,7 @@ class SamplingOptions:
         str | None,
         _sampling("--settings-from", metavar="model", help="Apply the settings that the model's files carry."),
     ] = None
-    n: Annotated[int | None, _stopping("--n", "-n", help="Answers to the same prompt.")] = None
+    n: Annotated[int | None, _stopping("--n", "-n", min=1, help="Answers to the same prompt.")] = None
     max_tokens: Annotated[int | None, _stopping("--max-tokens", "--predict", help="Tokens to answer with at most.")] = (
         None
     )
@@ -199,6 +261,13 @@ class SamplingOptions:
     )
     ignore_eos: Annotated[bool, _stopping("--ignore-eos", help="Go on past the end-of-sequence tokens.")] = False
 
+    def check(self) -> None:
+        """Raises: RequestError for a value out of range, naming it."""
+        from cutaway.engine.sampling import SamplingParams
+
+        _one_of("settings_from", self.settings_from, ("model",))
+        SamplingParams(**self._flags())
+
     def resolve(self, generation: Mapping[str, Any]) -> dict[str, Setting]:
         """Every setting with its origin. `generation` is what the model's files carry.
 
@@ -206,8 +275,6 @@ class SamplingOptions:
         """
         from cutaway.engine.sampling import SamplingParams
 
-        if self.settings_from not in (None, "model"):
-            raise RequestError("--settings-from", found=self.settings_from, expected="model", param="settings_from")
         given = self._flags()
         carried = carried_settings(generation) if self.settings_from else {}
         default = SamplingParams()

@@ -5,21 +5,20 @@ Read next: `kv.py`, a verb that uses it.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cutaway.cli.screen import note, show
+from cutaway.cli.screen import note, show, write
+from cutaway.cli.writing import check_target, replacing
 from cutaway.errors import RequestError
 
 if TYPE_CHECKING:
     from cutaway.render.document import Document, Language
 
-__all__ = ["OutputOptions", "deliver", "progress"]
+__all__ = ["OutputOptions", "deliver"]
 
 
 def _output(*names: str, help: str, **more: Any) -> Any:
@@ -64,7 +63,7 @@ class OutputOptions:
     def check(self) -> None:
         """Find out before the work begins whether its result can be written.
 
-        Raises: RequestError for a form, a language or a folder that will not do.
+        Raises: RequestError for a form or a language that will not do; CutawayError for a place.
         """
         from cutaway.render import check_format
 
@@ -73,8 +72,8 @@ class OutputOptions:
         if self.form is not None:
             check_format(self.form)
         _ = self.language
-        if self.output is not None and not self.output.expanduser().resolve().parent.is_dir():
-            raise RequestError("no such folder", found=str(self.output.parent), param="output")
+        if self.output is not None:
+            check_target(self.output)
 
 
 def deliver(document: Document, data: Any, options: OutputOptions) -> None:
@@ -83,25 +82,11 @@ def deliver(document: Document, data: Any, options: OutputOptions) -> None:
 
     form = options.form
     if options.output is not None:
-        path = options.output.expanduser()
-        try:
+        with replacing(options.output) as path:
             save(document, path, to=form, data=data)
-        except OSError as error:
-            raise RequestError(f"cannot write {path}", found=error.strerror, param="output") from error
-        note(f"wrote {path} ({path.stat().st_size / 1024:,.0f} KiB)")
+            size_bytes = path.stat().st_size
+        note(f"wrote {options.output} ({size_bytes / 1024:,.0f} KiB)")
     elif form is None:
         show(document, data, False)
     else:
-        sys.stdout.write(render(document, form, data=data))
-
-
-def progress() -> Callable[[str], None]:
-    """A line on stderr that says what is being done, where that is a terminal; elsewhere nothing."""
-    if not sys.stderr.isatty():
-        return lambda line: None
-
-    def say(line: str) -> None:
-        sys.stderr.write(f"\r\033[K{line[:76]}" if line else "\r\033[K")
-        sys.stderr.flush()
-
-    return say
+        write(render(document, form, data=data))

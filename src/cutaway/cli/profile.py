@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from cutaway.cli.options import ModelOptions, command
-from cutaway.cli.output import OutputOptions, deliver, progress
+from cutaway.cli.output import OutputOptions, deliver
+from cutaway.cli.screen import progress
 
 __all__ = ["profile"]
 
@@ -17,13 +18,13 @@ __all__ = ["profile"]
 def profile(
     options: ModelOptions,
     output: OutputOptions,
-    prompt: Annotated[int, typer.Option("--n-prompt", "-p", help="Tokens of the prefill step.")] = 512,
-    depth: Annotated[int, typer.Option("--n-depth", "-d", help="Tokens before it.")] = 0,
+    prompt: Annotated[int, typer.Option("--n-prompt", "-p", min=1, help="Tokens of the prefill step.")] = 512,
+    depth: Annotated[int, typer.Option("--n-depth", "-d", min=0, help="Tokens before it.")] = 0,
     repeats: Annotated[
-        int, typer.Option("--repetitions", "-r", help="Prefill runs; decode takes four times as many.")
+        int, typer.Option("--repetitions", "-r", min=1, help="Prefill runs; decode takes four times as many.")
     ] = 5,
     head: Annotated[
-        int, typer.Option("--head", help="The K largest logits: 1 as greedy requests, 0 for all of them.")
+        int, typer.Option("--head", min=0, help="The K largest logits: 1 as greedy requests, 0 for all of them.")
     ] = 1,
     every: Annotated[bool, typer.Option("--ops", help="A row for each operation of each layer besides.")] = False,
 ) -> None:
@@ -31,7 +32,6 @@ def profile(
 
     One prefill step and the decode step after it; totals, and what part of the roof was reached.
     """
-    output.check()
     from cutaway.cli.loading import open_model
     from cutaway.experiments.profile import profile as measured
     from cutaway.render.views.profile import profile as view

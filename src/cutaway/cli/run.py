@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from cutaway.cli.options import JsonFlag, ModelOptions, SamplingOptions, command
-from cutaway.cli.screen import note, read_prompt, show, write
+from cutaway.cli.reading import piped, read_prompt
+from cutaway.cli.screen import note, show, write
 
 __all__ = ["run"]
 
@@ -16,7 +17,9 @@ __all__ = ["run"]
 def run(
     options: ModelOptions,
     sampling: SamplingOptions,
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; `-` or nothing reads stdin.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; `-` or nothing reads stdin. The text of a pipe follows it.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a chat template.")] = False,
     system: Annotated[str | None, typer.Option("--system", "-s", help="The system turn.")] = None,
     show_prompt: Annotated[
@@ -34,6 +37,8 @@ def run(
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, --raw is without it")
     text = read_prompt(prompt)
+    if prompt not in (None, "-"):
+        text = "\n\n".join(part for part in (text, piped()) if part)
     from cutaway.cli.answer import stats_document, stream_answers
     from cutaway.cli.loading import open_model
 
@@ -51,4 +56,4 @@ def run(
         if stats:
             show(document, None, as_json=False, to="stderr")
     if interrupted:
-        raise SystemExit(130)
+        raise KeyboardInterrupt

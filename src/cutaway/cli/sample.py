@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cutaway.cli.faults import usage
 from cutaway.cli.options import ModelOptions, SamplingOptions, command
-from cutaway.cli.output import OutputOptions, deliver, progress
-from cutaway.cli.screen import read_prompt
+from cutaway.cli.output import OutputOptions, deliver
+from cutaway.cli.reading import read_prompt
+from cutaway.cli.screen import progress
 
 if TYPE_CHECKING:
     from cutaway.render.document import Document
@@ -26,22 +28,20 @@ def sample(
     output: OutputOptions,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; `-` or nothing reads stdin.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a chat template.")] = False,
-    steps: Annotated[int | None, typer.Option("--steps", help="Show the chain of so many tokens only.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=0, help="Show the chain of so many tokens only.")] = None,
     temperatures: Annotated[
         str | None, typer.Option("--temperatures", help="Compare these, such as 0.3,0.7,1.0,1.5.")
     ] = None,
-    continuations: Annotated[int, typer.Option("--continuations", help="Texts at each temperature.")] = 5,
+    continuations: Annotated[int, typer.Option("--continuations", min=1, help="Texts at each temperature.")] = 5,
     dialects: Annotated[
         str | None,
         typer.Option("--dialects", help="The same settings by other engines' rules: `all`, or hf,vllm,llama.cpp,mlx."),
     ] = None,
 ) -> None:
     """How each token was chosen: candidates through every stage of the chain, the draw, greedy beside sampled."""
-    output.check()
-    chosen = None if temperatures is None else _numbers(temperatures)
-    rules = None if dialects is None else _dialect_names(dialects)
-    _at_least("continuations", continuations, 1)
-    _at_least("steps", steps, 0)
+    with usage():
+        chosen = None if temperatures is None else _numbers(temperatures)
+        rules = None if dialects is None else _dialect_names(dialects)
     text = read_prompt(prompt)
     from cutaway.cli.answer import sampling_params
     from cutaway.cli.loading import open_model
@@ -90,11 +90,6 @@ def _dialect_names(names: str) -> list[str]:
     for name in chosen:
         SamplingParams(dialect=name)
     return chosen
-
-
-def _at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise typer.BadParameter(f"--{name} is at least {least}, not {value}")
 
 
 def _temperatures(

@@ -9,9 +9,9 @@ import typer
 
 from cutaway.cli.options import ModelOptions, command
 from cutaway.cli.output import OutputOptions, deliver
-from cutaway.cli.screen import read_prompt
+from cutaway.cli.reading import read_prompt, read_text
 
-__all__ = ["read_text", "score"]
+__all__ = ["score"]
 
 
 @command
@@ -25,7 +25,6 @@ def score(
 
     The text is taken as it is, without a chat template.
     """
-    output.check()
     if text is not None and file is not None:
         raise typer.BadParameter("give the text or --file, not both")
     words = read_text(file) if file is not None else read_prompt(text, "text")
@@ -35,22 +34,3 @@ def score(
 
     result = scored(open_model(options), words)
     deliver(view(result, output.language), result, output)
-
-
-def read_text(path: Path) -> str:
-    """A text file in UTF-8, or stdin for `-`.
-
-    Raises: RequestError if it cannot be read, or is not UTF-8.
-    """
-    from cutaway.errors import RequestError
-
-    if str(path) == "-":
-        return read_prompt("-", "text")
-    try:
-        return path.expanduser().read_bytes().decode("utf-8")
-    except OSError as error:
-        raise RequestError(f"cannot read {path}", found=error.strerror, param="text") from None
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"{path} is not UTF-8", found=f"a wrong byte at offset {error.start}", param="text"
-        ) from None

@@ -1,7 +1,9 @@
-"""What a verb shows: results on stdout, everything else on stderr.
+"""What a verb shows: results on stdout, everything else on stderr, each through the one filter.
 
-Text that a model or a file wrote is shown with its control characters made harmless, if a terminal would obey them.
-Read next: `run.py`.
+Text that a file, a model or a conversation wrote must not steer a terminal. Where it meets one, control characters
+(C0 and C1; newlines and tabs stay), bidirectional and other format characters, and the line and paragraph separators
+are shown as signs, never obeyed: on stderr always, for it is for people wherever it goes; on stdout when that is a
+terminal, so that a pipe gets the answer as it is. JSON is ASCII anyway. Read next: `streams.py`, then `run.py`.
 """
 
 from __future__ import annotations
@@ -9,14 +11,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-from cutaway.errors import RequestError
 
 if TYPE_CHECKING:
     from cutaway.render.document import Document
 
-__all__ = ["colour", "note", "read_prompt", "show", "write"]
+__all__ = ["colour", "note", "progress", "show", "write"]
 
 
 def write(text: str) -> None:
@@ -29,9 +30,11 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def note(line: str) -> None:
-    """Write one line to stderr."""
-    sys.stderr.write(line + "\n")
+def note(text: str) -> None:
+    """Write one or more lines to stderr, without what could steer a terminal."""
+    from cutaway.render.plain import harmless
+
+    sys.stderr.write(harmless(text) + "\n")
     sys.stderr.flush()
 
 
@@ -47,38 +50,20 @@ def show(document: Document, data: Any, as_json: bool, to: str = "stdout") -> No
     stream = sys.stdout if to == "stdout" else sys.stderr
     if as_json:
         stream.write(render(document, "json", data=data))
-    else:
+    else:  # its strings were made harmless, the colours are its own
         width = shutil.get_terminal_size().columns if stream.isatty() else 80
         stream.write(render(document, "terminal", width=max(width, 40), colour=colour(stream)))
     stream.flush()
 
 
-def read_prompt(argument: str | None, what: str = "prompt") -> str:
-    """The text to work on: the argument, or stdin where the argument is `-` or missing and stdin is not a terminal.
+def progress() -> Callable[[str], None]:
+    """A line on stderr that says what is being done, where that is a terminal; elsewhere nothing."""
+    if not sys.stderr.isatty():
+        return lambda line: None
+    from cutaway.render.plain import harmless
 
-    Of stdin one final newline is dropped. Raises RequestError if the text is not UTF-8, and BadParameter (usage) if
-    there is none.
-    """
-    if argument is not None and argument != "-":
-        try:
-            argument.encode()
-        except UnicodeEncodeError:
-            raise RequestError(f"the {what} is not UTF-8", param=what) from None
-        return argument
-    if argument is None and sys.stdin.isatty():
-        raise _nothing(what)
-    try:
-        text = sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"the {what} is not UTF-8", found=f"a wrong byte at offset {error.start}", param=what
-        ) from None
-    if argument is None and not text:
-        raise _nothing(what)
-    return text[:-1] if text.endswith("\n") else text
+    def say(line: str) -> None:
+        sys.stderr.write(f"\r\033[K{harmless(line)[:76]}" if line else "\r\033[K")
+        sys.stderr.flush()
 
-
-def _nothing(what: str) -> Exception:
-    import typer
-
-    return typer.BadParameter(f"no {what}: give it as an argument, or pipe it in")
+    return say

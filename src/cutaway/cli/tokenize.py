@@ -9,7 +9,8 @@ import typer
 
 from cutaway.cli.loading import locate
 from cutaway.cli.options import JsonFlag, command
-from cutaway.cli.screen import read_prompt, show, write
+from cutaway.cli.reading import read_prompt
+from cutaway.cli.screen import show, write
 from cutaway.errors import RequestError
 
 __all__ = ["Piece", "tokenize"]

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cutaway.cli.options import ModelOptions, command
-from cutaway.cli.output import OutputOptions, deliver, progress
-from cutaway.cli.screen import note, read_prompt
+from cutaway.cli.output import OutputOptions, deliver
+from cutaway.cli.reading import read_prompt
+from cutaway.cli.screen import note, progress
+from cutaway.cli.writing import check_target, replacing
 from cutaway.errors import RequestError
 
 if TYPE_CHECKING:
@@ -38,9 +40,9 @@ def trace(
         typer.Option("--attention", metavar="LAYER[:HEAD]", help="Show the weights of a head, or a layer. Repeatable."),
     ] = None,
     last_rows: Annotated[
-        int | None, typer.Option("--last-rows", help="Attention of the last so many tokens only.")
+        int | None, typer.Option("--last-rows", min=1, help="Attention of the last so many tokens only.")
     ] = None,
-    lens: Annotated[int, typer.Option("--lens", help="Logit lens for the last so many tokens; 0 is off.")] = 8,
+    lens: Annotated[int, typer.Option("--lens", min=0, help="Logit lens for the last so many tokens; 0 is off.")] = 8,
     answer: Annotated[
         str | None, typer.Option("--answer", help="Ask the lens about this text's first token, not the model's own.")
     ] = None,
@@ -49,9 +51,10 @@ def trace(
     ] = False,
 ) -> None:
     """One forward pass: every operation's shapes, bytes, work and time; residuals, logit lens, attention, tensors."""
-    output.check()
-    if save is not None and save.suffix not in (".npz", ".safetensors"):
-        raise RequestError("cannot save tensors there", found=save.name, expected=".npz or .safetensors", param="save")
+    if save is not None:
+        if save.suffix not in (".npz", ".safetensors"):
+            raise typer.BadParameter(f"tensors are saved as .npz or .safetensors, not {save.name}", param_hint="--save")
+        check_target(save)
     heads = [_head(one) for one in attention or ()]
     text = read_prompt(prompt)
     from cutaway.cli.loading import open_model
@@ -74,16 +77,17 @@ def trace(
     say("")
     deliver(view(result, output.language, all_layers), result, output)
     if save is not None:
-        result.save(save)
-        note(f"wrote {save} ({save.stat().st_size / 1024:,.0f} KiB)")
+        with replacing(save) as path:
+            result.save(path)
+            size_bytes = path.stat().st_size
+        note(f"wrote {save} ({size_bytes / 1024:,.0f} KiB)")
 
 
 def _head(text: str) -> tuple[int, int | None]:
     layer, colon, head = text.partition(":")
-    try:
-        return int(layer), int(head) if colon else None
-    except ValueError:
-        raise typer.BadParameter(f"--attention takes LAYER or LAYER:HEAD, such as 3:5, not {text!r}") from None
+    if not layer.isdecimal() or (colon and not head.isdecimal()) or len(text) > 12:
+        raise typer.BadParameter(f"{text!r} is not LAYER or LAYER:HEAD, such as 3:5", param_hint="--attention")
+    return int(layer), int(head) if colon else None
 
 
 def _answer(llm: LLM, text: str | None) -> int | None:

@@ -33,8 +33,8 @@ class InstalledModel:
 def home() -> Path:
     """The folder that holds everything Cutaway stores."""
     if os.environ.get("CUTAWAY_HOME"):
-        return Path(os.environ["CUTAWAY_HOME"]).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "cutaway"
+        return Path(os.path.expanduser(os.environ["CUTAWAY_HOME"]))  # as it is where ~NAME is no user's
+    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "cutaway"
 
 
 def resolve(name: str | Path = DEFAULT, progress: Progress | None = None) -> Path:
@@ -50,6 +50,8 @@ def resolve(name: str | Path = DEFAULT, progress: Progress | None = None) -> Pat
         return _stored(name)
     if name in CATALOGUE:
         return pull(name, progress)
+    if _is_path(name):
+        raise NotFoundError(f"no model {name[:300]!r}: no such file or folder")
     if hub.is_hub_id(name):
         return hub.find_in_cache(name) or hub.fetch_from_hub(name)
     near = difflib.get_close_matches(name.lower(), CATALOGUE, n=1, cutoff=0.4)
@@ -79,6 +81,12 @@ def installed() -> list[InstalledModel]:
     """The models in the store, by name."""
     files = sorted(_models().glob("*.gguf"))
     return [InstalledModel(f.stem, f, f.stat().st_size, CATALOGUE.get(f.stem)) for f in files if f.is_file()]
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name can only be meant as a path: `./x`, `/x`, `~/x`, or a file of weights that is no hub id."""
+    weights = name.endswith((".gguf", ".safetensors")) and not hub.is_hub_id(name)
+    return name.startswith(("/", "./", "../", "~")) or weights
 
 
 def _models() -> Path:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cutaway.errors import RequestError
+from cutaway.errors import CutawayError, RequestError
 from cutaway.render.document import Document
 
 __all__ = ["FORMATS", "check_format", "format_of", "render", "save"]
@@ -33,10 +33,10 @@ def format_of(path: str | Path) -> str:
 def check_format(to: str) -> None:
     """Whether this installation can make the format `to`, found out before the work whose result it is for.
 
-    Raises: RequestError where a library is missing.
+    Raises: CutawayError where a library is missing.
     """
     if to == "png" and find_spec("matplotlib") is None:
-        raise RequestError("a PNG needs matplotlib", hint="pip install 'cutaway[plot]'", param="output")
+        raise CutawayError("a PNG needs matplotlib", hint="pip install 'cutaway[plot]'", param="output")
 
 
 def render(document: Document, to: str = "terminal", *, data: Any = None, width: int = 80, colour: bool = False) -> str:
